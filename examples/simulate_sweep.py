@@ -101,8 +101,8 @@ def raised(settings: SimulationSettings) -> float:
 def ends(settings: SimulationSettings, rollouts: tuple[int, ...] | list[int]) -> str:
     """Return the cells of a row: the start, then mass, share improved and worst drop at the end for each N."""
     cells = []
-    for number in rollouts:
-        result = simulate(replace(settings, rollouts=number))
+    for num_rollouts in rollouts:
+        result = simulate(replace(settings, rollouts=num_rollouts))
         if not cells:
             cells.append(f"{result.correct_mass[0]:.4f}")
         drop = result.worst_drop[-1]

@@ -32,8 +32,8 @@ Results = Mapping[int, Sequence[SimulationResult]]  # N -> one simulation per se
 def simulate_all(rollouts: Sequence[int], seeds: Sequence[int], **settings: object) -> Results:
     """Simulate every N with every seed."""
     return {
-        number: [simulate(SimulationSettings(rollouts=number, seed=seed, **settings)) for seed in seeds]
-        for number in sorted(rollouts)
+        num_rollouts: [simulate(SimulationSettings(rollouts=num_rollouts, seed=seed, **settings)) for seed in seeds]
+        for num_rollouts in sorted(rollouts)
     }
 
 
@@ -46,10 +46,10 @@ def curve(results: Sequence[SimulationResult], quantity: str) -> tuple[np.ndarra
 def print_ends(results: Results) -> None:
     """Print the start and the end of each N, as mean and standard deviation over the seeds."""
     print("       N   start     end            improved, %    worst drop")
-    for number, of_seeds in results.items():
+    for num_rollouts, of_seeds in results.items():
         (mass_S, mass_sd_S), (improved_S, improved_sd_S), (drop_S, drop_sd_S) = (curve(of_seeds, q) for q in PANELS)
         print(
-            f"{number:8,}  {mass_S[0]:.4f}  {mass_S[-1]:.4f} ±{mass_sd_S[-1]:.0e}  "
+            f"{num_rollouts:8,}  {mass_S[0]:.4f}  {mass_S[-1]:.4f} ±{mass_sd_S[-1]:.0e}  "
             f"{100 * improved_S[-1]:5.1f} ±{100 * improved_sd_S[-1]:3.1f}   {drop_S[-1]:8.1e} ±{drop_sd_S[-1]:.0e}"
         )
 
@@ -60,12 +60,12 @@ def print_terms(results: Results) -> None:
     All terms have 1/N in front, so compare their signs.
     """
     print("\n       N   sampled correct  sampled wrong  unsampled  sum")
-    for number, of_seeds in results.items():
+    for num_rollouts, of_seeds in results.items():
         terms = [result.first_step for result in of_seeds if result.first_step is not None]
         if terms:  # otherwise the rewards have one sign
             parts = [(t.sampled_correct_term, t.sampled_wrong_term, t.unsampled_term, t.total) for t in terms]
             correct, wrong, unsampled, total = np.mean(parts, axis=0)
-            print(f"{number:8,}  {correct:+15.1e}  {wrong:+13.1e}  {unsampled:+9.1e}  {total:+.1e}")
+            print(f"{num_rollouts:8,}  {correct:+15.1e}  {wrong:+13.1e}  {unsampled:+9.1e}  {total:+.1e}")
 
 
 def draw(results: Results) -> Figure:
@@ -73,10 +73,10 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(13.0, 4.6), layout="constrained")
     panels = figure.subplots(1, 3)
     for panel, (quantity, (title, label, scale)) in zip(panels, PANELS.items(), strict=True):
-        for index, (number, of_seeds) in enumerate(results.items()):
+        for index, (num_rollouts, of_seeds) in enumerate(results.items()):
             color = colormaps["plasma"](0.85 * index / max(len(results) - 1, 1))
             step_S, (mean_S, spread_S) = of_seeds[0].step, curve(of_seeds, quantity)
-            panel.plot(step_S, scale * mean_S, color=color, linewidth=1.8, label=f"N = {number:,}")
+            panel.plot(step_S, scale * mean_S, color=color, linewidth=1.8, label=f"N = {num_rollouts:,}")
             low_S, high_S = scale * (mean_S - spread_S), scale * (mean_S + spread_S)
             panel.fill_between(step_S, low_S, high_S, color=color, alpha=0.25, linewidth=0)
         panel.set(title=title, xlabel="gradient step", ylabel=label)
@@ -89,13 +89,13 @@ def draw(results: Results) -> Figure:
 
 def main(*arguments: str) -> None:
     """Simulate, print the tables and write the figure; an argument is `name=value`."""
-    given = dict(argument.split("=") for argument in arguments)
+    settings = dict(argument.split("=") for argument in arguments)
     rollouts, seeds = (
-        [int(number) for number in given.pop(name, usual).split(",")]
+        [int(number) for number in settings.pop(name, usual).split(",")]
         for name, usual in (("rollouts", PAPER_ROLLOUTS), ("seeds", "0"))
     )
     read = YAML(typ="safe", pure=True).load
-    results = simulate_all(rollouts, seeds, **{name: read(value) for name, value in given.items()})
+    results = simulate_all(rollouts, seeds, **{name: read(value) for name, value in settings.items()})
     print_ends(results)
     print_terms(results)
     draw(results).savefig("simulator.png", dpi=130, metadata={"Software": None})

@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_closed(stream: TextIO) -> bool:
-    """Whether a stream is a pipe whose reader has closed it, as `head` does."""
+    """Return whether a stream is a pipe whose reader has closed it, as `head` does."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
@@ -186,7 +186,8 @@ def _run(arguments: Sequence[str]) -> int:
     if parsed.command is None:
         parser.print_help()
         return 0
-    command, options = COMMANDS[parsed.command], vars(parsed)
+    command = COMMANDS[parsed.command]
+    options = vars(parsed)
     function = _load(command.function)
     named = {name: value for name, value in options.items() if name != "command" and not name.startswith(_SETTING)}
     kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
@@ -214,15 +215,15 @@ def _load(reference: str) -> Any:
 
 def _parameters_of(command: Command) -> dict[str, tuple[inspect.Parameter, str]]:
     """Return the arguments that become options of a command: name -> (parameter, help)."""
-    found: dict[str, tuple[inspect.Parameter, str]] = {}
+    parameters: dict[str, tuple[inspect.Parameter, str]] = {}
     for function in map(_load, (command.function, *command.inherits)):
         # A name that the module imports only for type checkers resolves to `Any`.
         names = defaultdict(lambda: Any, vars(builtins) | vars(sys.modules[function.__module__]))
         helps = _help_of(function.__doc__ or "")
         for name, parameter in inspect.signature(function, locals=names, eval_str=True).parameters.items():
-            if name not in (*found, "progress"):
-                found[name] = parameter, helps.get(name, "")
-    return found
+            if name not in (*parameters, "progress"):
+                parameters[name] = parameter, helps.get(name, "")
+    return parameters
 
 
 def _add_options(parser: argparse.ArgumentParser, command: Command, with_settings: bool) -> None:
@@ -244,7 +245,7 @@ def _help_of(docstring: str) -> dict[str, str]:
     """Return the help of each argument in a docstring: `Seed of the run.` becomes `seed of the run`."""
     from docstring_parser.google import parse  # takes a tenth of a second
 
-    texts = {one.arg_name: " ".join((one.description or "").split()) for one in parse(docstring).params}
+    texts = {argument.arg_name: " ".join((argument.description or "").split()) for argument in parse(docstring).params}
     lines = {name: text.removesuffix(".") for name, text in texts.items()}
     return {name: line if line[1:2].isupper() else line[:1].lower() + line[1:] for name, line in lines.items()}
 
@@ -261,9 +262,11 @@ def _type_of(annotation: Any) -> Any:
 
 def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, text: str) -> str:
     """Add an argument as a positional or an option, and return its text in the usage line: `[--seed INT]`."""
-    name, default, hint = parameter.name, parameter.default, _type_of(parameter.annotation)
-    number = {(int,): "INT,INT,...", (float,): "FLOAT,FLOAT,...", int: "INT", float: "FLOAT"}.get(hint)
-    value = number or _METAVARS.get(name) or ("NAME" if name.endswith("_column") else name.upper())
+    name = parameter.name
+    default = parameter.default
+    hint = _type_of(parameter.annotation)
+    numbers = {(int,): "INT,INT,...", (float,): "FLOAT,FLOAT,...", int: "INT", float: "FLOAT"}.get(hint)
+    value = numbers or _METAVARS.get(name) or ("NAME" if name.endswith("_column") else name.upper())
     more: dict[str, Any] = {"metavar": value}
     if not isinstance(default, bool) and default not in (parameter.empty, None, "", ()) and "(default:" not in text:
         text += f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
@@ -326,14 +329,14 @@ def _add_settings(parser: argparse.ArgumentParser, only: Callable[[str], bool]) 
 
 def _overrides_of(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings given as options; each value is parsed as YAML."""
-    given = {n.removeprefix(_SETTING): v for n, v in options.items() if n.startswith(_SETTING)}
-    if not given:
+    settings = {n.removeprefix(_SETTING): v for n, v in options.items() if n.startswith(_SETTING)}
+    if not settings:
         return {}
     from brorl.config.reading import setting_fields
     from brorl.config.settings import TrainConfig
 
     kinds = {name: info.annotation for name, info in setting_fields(TrainConfig)}
-    return {name: _value_of(name, text, kinds[name]) for name, text in given.items()}
+    return {name: _value_of(name, text, kinds[name]) for name, text in settings.items()}
 
 
 def _value_of(name: str, text: str, kind: Any) -> Any:
@@ -351,13 +354,14 @@ def _unknown_option(option: str, name: str) -> str:
     """Return the error message for an option that a command does not have."""
     from brorl.config.reading import CHANGEABLE_ON_RESUME, unknown_setting
 
-    command, setting = COMMANDS[name], option.partition("=")[0].lstrip("-").replace("-", "_")
+    command = COMMANDS[name]
+    setting = option.partition("=")[0].lstrip("-").replace("-", "_")
     if not option.startswith("--"):
         return f"unexpected argument {option!r} (see brorl {name} --help)"
     if name == "resume":
         return f"--{setting} cannot be changed on resume; these settings can: {', '.join(CHANGEABLE_ON_RESUME)}"
-    parameters = {key: one for key, (one, _) in _parameters_of(command).items()}
-    own = [f"--{key.replace('_', '-')}" for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    parameters = {key: parameter for key, (parameter, _) in _parameters_of(command).items()}
+    own = [f"--{key.replace('_', '-')}" for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
     near = nearest(f"--{setting.replace('_', '-')}", own)
     if near or command.settings or "overrides" not in parameters:
         return f"--{setting} is not an option of brorl {name}{near or f' (see brorl {name} --help)'}"

@@ -94,12 +94,12 @@ def shortened(text: str, length: int = 100) -> str:
 
 def duration(seconds: float) -> str:
     """Return a waiting or elapsed time: 45s, 3m05s, 2h07m."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded}s"
+    if rounded < 3600:
+        return f"{rounded // 60}m{rounded % 60:02d}s"
+    return f"{rounded // 3600}h{rounded % 3600 // 60:02d}m"
 
 
 def in_seconds(text: str | float) -> float | None:

@@ -44,6 +44,17 @@ def is_folder(path: str | Path) -> bool:
     return _holds(Path(path).is_dir)
 
 
+def is_used(path: Path) -> bool:
+    """Return whether the path is a file or a nonempty folder."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def refuse_used_output(path: Path) -> None:
+    """Raise a UserError if `--output-dir` names a file or a nonempty folder."""
+    if is_used(path):
+        raise UserError(f"{option('output-dir', path)} exists and is not empty; choose a different folder")
+
+
 def split_revision(name: str) -> tuple[str, str | None]:
     """Split `id@revision` into a hub id and a revision (branch, tag or commit), which is None for an existing path."""
     path, at, revision = name.partition("@")

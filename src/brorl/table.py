@@ -16,7 +16,8 @@ from typing import Any
 
 _WIDTH = 80  # characters per terminal line
 _PART = '<pre style="font-family:monospace; line-height:1.2; margin:0; WRAP">{code}</pre>'
-_WRAPPED, _SCROLLED = "white-space:pre-wrap; overflow-wrap:anywhere", "white-space:pre; overflow-x:auto"
+_WRAPPED = "white-space:pre-wrap; overflow-wrap:anywhere"
+_SCROLLED = "white-space:pre; overflow-x:auto"
 _UNBROKEN = 24  # words of up to this many characters are never broken
 _HEADING = 9  # headings longer than this many characters wrap, unless the cells are as long
 

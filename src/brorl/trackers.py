@@ -72,7 +72,8 @@ class Trackers:
 
         if record.attempt is not None:
             return
-        step, numbers = record.step, flat_numbers(to_json(record))
+        step = record.step
+        numbers = flat_numbers(to_json(record))
         behind = [name for name in self.open if self.state[name]["told"] < step]
         for name in behind:
             try:

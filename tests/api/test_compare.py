@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from brorl.api.compare import compare
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.answer import FinishedComparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms, read_arms, run_config, sweep_arms
-from brorl.comparison.spec import _eval_points
+from brorl.comparison.spec import ComparisonRequest, spec_for
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Unit
 from brorl.errors import UserError
+from each_row import each_row
 from run_support import SMALL
 
 TINY: dict[str, Any] = {
@@ -46,12 +47,12 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
 
 
-@pytest.mark.parametrize("budget", [1_048_576.0, 1_048_580.0, 0.1, 7.0])
-@pytest.mark.parametrize("unit", ["seconds", "steps"])
+@each_row(("unit", "budget"), [("seconds", 0.1), *product(("seconds", "steps"), (1_048_576.0, 1_048_580.0, 7.0))])
 def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None:
     """They do so even where a point just below the budget is rounded to more than the budget."""
     for points_or_number in (None, 1, 9, [budget * (1 - 1e-9)], [budget / 3, budget]):
-        points = _eval_points(points_or_number, budget, unit)
+        request = ComparisonRequest(("quickstart",), match=unit, budget=budget, eval_points=points_or_number)
+        points = spec_for(None, request).eval_points
         assert points[-1] == budget
         assert all(0 < a < b for a, b in pairwise(points))
 
@@ -89,7 +90,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "other = make_config(recipe, {'rollouts_per_prompt': 16}, 'quickstart')\n"
         "arms = recipe | {'rollouts_per_prompt': 8}, other\n"
         f"compared = compare(*arms, output_dir='out', progress=False, **{BUDGET | TINY | {'prompts_per_step': 2}!r})\n"
-        "print(len(compared.arms), 'arms')\n"
+        "print(len(compared.comparison.arms), 'arms')\n"
     )
     outcome = subprocess.run(
         [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=500
@@ -105,17 +106,17 @@ def compared(script: tuple[Path, str]) -> FinishedComparison:
 
 @pytest.mark.slow
 def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> None:
-    assert [arm.num_rollouts for arm in compared.arms] == [8, 16]
-    assert compared.unit == "steps"
+    assert [arm.num_rollouts for arm in compared.comparison.arms] == [8, 16]
+    assert compared.comparison.unit == "steps"
     ends = []
-    for arm in compared.arms:
+    for arm in compared.comparison.arms:
         (run,) = arm.runs
         records = [json.loads(line) for line in (Path(run.path) / "metrics.jsonl").read_text().splitlines()]
         assert [r["step"] for r in records if "evaluation" in r] == [0, 2, 4]
         evaluation = records[-1]["evaluation"]
         ends.append(np.array(evaluation["prompts"]["num_correct"]) / evaluation["num_samples"])
-    assert compared.difference is not None
-    assert compared.difference.difference.value == pytest.approx((ends[1] - ends[0]).mean(), abs=1e-12)
+    assert compared.pair is not None
+    assert compared.pair[1].difference.value == pytest.approx((ends[1] - ends[0]).mean(), abs=1e-12)
     record = json.loads((compared.path / "comparison.json").read_text())
     assert record["verdict"] == [*compared.answer, *compared.caveats]
     assert [file.name for file in compared.files] == [
@@ -147,7 +148,7 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     assert (again.answer, again.tables) == (compared.answer, compared.tables)
     assert capsys.readouterr().out == ""
     assert {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")} == before
-    with pytest.raises(UserError, match="which `rollouts_per_prompt` cannot change"):
+    with pytest.raises(UserError, match=r"which `evaluation\.rollouts_per_prompt` cannot change"):
         compare(compared.path, evaluation={"rollouts_per_prompt": 3})
     with pytest.raises(UserError, match="which `output_dir` cannot change"):
         compare(compared.path, output_dir="elsewhere")

@@ -242,14 +242,10 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
 def test_the_file_of_a_reward_function_must_not_start_brorl(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{REWARDS}\nimport brorl\nbrorl.train(steps=1)\n", "utf-8")
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=rf"^verification\.functions\.countdown: .*{script.name}.* if __name__ =="):
         brorl.train(
             **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}
         )
-    assert str(refusal.value) == (
-        f"verification.functions.countdown: workers import {script} to call its function, which starts brorl "
-        'again; move everything except imports and functions under if __name__ == "__main__":'
-    )
 
 
 def test_no_command_that_verifies_starts_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.api.tune import _own_config
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.arm_recipes import ArmRecipe
 from brorl.comparison.scores import FinishedRun, RunEvaluation
@@ -114,11 +113,11 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         assert result.answer.startswith("Keep your recipe")
         return
     assert result.final is not None
-    for arm in result.final.arms:
+    for arm in result.final.comparison.arms:
         assert [run.seed for run in arm.runs] == [0, 1]
     final = json.loads(next(folder.glob("final/arms/*/seed-0/held_out.json")).read_text())
     assert {p["id"] for p in final}.isdisjoint({p["id"] for prompts in held_out.values() for p in prompts})
-    assert f"{result.final.results.pair[1].difference.value:+.3f}" in result.answer  # type: ignore[union-attr]
+    assert f"{result.final.pair[1].difference.value:+.3f}" in result.answer  # type: ignore[union-attr]
     if result.recipe is None:
         assert result.answer.startswith("Keep your recipe")
     else:
@@ -263,11 +262,11 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
         return FinishedRun(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
 
     monkeypatch.setattr(module, "read_scores", read)
-    courses = module._courses(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
-    assert [course.rung for course in courses] == [0.75, 0.75]
+    standings = module._read_rung(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
+    assert [standing.score for standing in standings] == [0.75, 0.75]
     lost["other"] = np.ones(3, int)
     with pytest.raises(UserError, match="could not be verified"):
-        module._courses(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
+        module._read_rung(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
 
 
 def test_the_recipe_of_the_answer_can_be_trained(tmp_path: Path) -> None:
@@ -298,10 +297,6 @@ def test_a_candidate_takes_over_no_option_of_the_own_objective(aim: Any, advanta
     arm = candidates(config, {128: 20}, aim)[1]
     last = 1 if aim == "pass@1" else None
     assert arm.config.advantage == AdvantageSettings(estimator="maxrl", final_order=last)
-
-
-def test_the_budget_of_a_tuning_ends_a_recipe_without_an_end() -> None:
-    assert _own_config({"model": "quickstart", "steps": None}, None, {}).model == "quickstart"
 
 
 def test_a_recipe_with_phases_gets_candidates_without() -> None:

@@ -6,12 +6,11 @@ import pytest
 
 from brorl.api.training_session import TrainingResult
 from brorl.training.loop import Ending
+from each_row import each_row
 from run_support import command
 
 
-@pytest.mark.parametrize("arguments", [("train",), ("resume", "run")])
-@pytest.mark.parametrize("metrics", [(), ({"step": 1, "update": {}}, {"step": 2, "end_reason": "no group was mixed"})])
-@pytest.mark.parametrize(
+@each_row(
     ("ending", "code"),
     [
         (Ending.FINISHED, 0),
@@ -22,14 +21,8 @@ from run_support import command
         (Ending.INTERRUPTED, 130),
     ],
 )
-def test_it_follows_from_the_ending_alone(
-    ending: Ending,
-    code: int,
-    metrics: tuple[dict[str, object], ...],
-    arguments: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    result = TrainingResult(Path("run"), ending, "the machine is ill", metrics, (), None, None)
+def test_it_follows_from_the_ending(ending: Ending, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = TrainingResult(Path("run"), ending, "the machine is ill", (), (), None, None)
     monkeypatch.setattr("brorl.api.train.train", lambda *_, **__: result)
-    outcome = command(*arguments)
+    outcome = command("train")
     assert (outcome.code, outcome.out, outcome.err) == (code, "", "")

@@ -24,18 +24,16 @@ def in_folder(comparison: Comparison, folder: Path) -> Comparison:
 
 def test_a_shown_difference_is_checked_for_longer(tmp_path: Path) -> None:
     comparison = in_folder(synthetic(np.random.default_rng(0), lift={0: 0.0, 1: 2.0}), tmp_path)
-    why, following = next_command(results_of(comparison), tmp_path)
+    _, following = next_command(results_of(comparison), tmp_path)
     recipes = [str(tmp_path / f"arms/{i}/seed-0.yaml") for i in (0, 1)]
     assert shlex.split(following) == [
         "brorl", "compare", *recipes, "--match", "seconds", "--budget", "80", "--seeds", "3", "--eval-points", "3",
     ]  # fmt: skip
-    assert why == "to see whether this holds for longer runs (80 seconds each)"
 
 
 def test_arms_that_are_not_matched_get_a_larger_budget(tmp_path: Path) -> None:
     comparison = in_folder(synthetic(np.random.default_rng(0), overshoot={1: 0.2}), tmp_path)
-    why, following = next_command(results_of(comparison), tmp_path)
-    assert why == "to match the arms (80 seconds each)"
+    _, following = next_command(results_of(comparison), tmp_path)
     assert "--budget 80" in following
 
 

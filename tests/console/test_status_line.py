@@ -26,34 +26,29 @@ def status(clock: Clock) -> StatusLine:
     return StatusLine(Stage("starting"), clock)
 
 
-def test_the_line_tells_phase_progress_and_rate(clock: Clock, status: StatusLine) -> None:
-    assert status.line() == "starting for 0s"
+def test_the_line_shows_progress_and_fits_any_width(clock: Clock, status: StatusLine) -> None:
     clock.seconds += 12
-    assert status.line() == "starting for 12s"
-    status.observe(Stage("loading", "model"))
-    assert status.line() == "loading model for 0s"
+    assert status.line().endswith(" 12s")
     status.observe(Stage("evaluating", "8 prompts of aime24"))  # as `brorl eval` does
     status.observe(Decoding(3, 16, 0, 1))
-    assert status.line(60) == "evaluating for 0s, 8 prompts of aime24, 3/16 rollouts"
+    assert all(part in status.line(60) for part in (" 0s", "8 prompts of aime24", "3/16"))
     status.observe(Step(7))
     status.observe(Round(7, 3, 5, 16))
     status.observe(Stage("generation"))
     clock.seconds += 20
     status.observe(Decoding(finished=1024, rollouts=8192, tokens=30_000, depth=212))
-    whole = status.line()
-    assert whole == (
-        "step 7, sampling for 20s, 1,024/8,192 rollouts, 5/16 groups (round 3), 1,500 tokens/s, at token 212"
-    )
-    for width in range(1, len(whole) + 1):
+    longest = status.line()
+    parts = ("step 7", "20s", "1,024/8,192 rollouts", "5/16 groups (round 3)", "1,500 tokens/s", "token 212")
+    assert all(part in longest for part in parts)
+    for width in range(1, len(longest) + 1):
         line = status.line(width)
         assert len(line) <= width
-        assert whole.startswith(line)
+        assert longest.startswith(line)
     assert status.line(80).endswith("(round 3)")  # a part is shown or not, never cut
-    status.observe(Stage("verification"))
-    assert status.line() == "step 7, verifying for 0s, 5/16 groups (round 3)"
     status.observe(Stage("training"))
     status.observe(Updating(2, 4))
-    assert status.line() == "step 7, learning for 0s, update 3 of 4"
+    assert "update 3 of 4" in status.line()
+    assert "groups" not in status.line()
 
 
 def test_the_rest_of_a_step_is_told_from_the_steps_before(clock: Clock, status: StatusLine) -> None:
@@ -65,7 +60,7 @@ def test_the_rest_of_a_step_is_told_from_the_steps_before(clock: Clock, status: 
     status.observe(Step(4))
     status.observe(Stage("generation"))
     clock.seconds += 15
-    assert status.line() == "step 4, sampling for 15s, about 25s left"  # 40 is the median
+    assert "about 25s left" in status.line()  # 40 is the median
     clock.seconds += 30
     assert "left" not in status.line()  # it takes longer than was thought
 
@@ -75,35 +70,36 @@ def test_the_rest_of_an_evaluation(clock: Clock, status: StatusLine) -> None:
     status.observe(Stage("evaluating"))
     clock.seconds += 30
     status.observe(Decoding(1, 1000, 600, 9))
-    assert status.line() == "evaluating for 30s, 1/1,000 rollouts, 20 tokens/s, at token 9"
+    assert "20 tokens/s" in status.line()
+    assert "left" not in status.line()  # too few rollouts have ended
     status.observe(Decoding(250, 1000, 600, 10))
     assert "about 1m30s left" in status.line()
     clock.seconds += 30
     status.observe(Stage("evaluating", "verifying 80 distinct responses"))  # part of the same evaluation
-    assert status.line().startswith("evaluating for 1m00s, verifying 80 distinct responses")
+    assert all(part in status.line() for part in ("1m00s", "verifying 80 distinct responses"))
     status.observe(Step(1))
     status.observe(Stage("training"))
     status.observe(Stage("evaluating"))
     clock.seconds += 10
-    assert status.line() == "evaluating after step 1 for 10s, about 50s left"
+    assert all(part in status.line() for part in ("after step 1", "10s", "about 50s left"))
 
 
 def test_answers_to_a_stop_request(status: StatusLine) -> None:
     status.start_training(0)
     status.observe(Stage("evaluating"))
-    assert status.stop_answer(True) == "stopping now: training has not begun, so nothing is lost"
+    assert "nothing is lost" in status.stop_answer(True)
     status.observe(Step(1))
     status.observe(Stage("generation"))
-    answer = status.stop_answer(True)
-    assert answer.startswith("stopping now and saving the state after step 0; step 1 has not updated the model yet")
+    assert "after step 0; step 1" in status.stop_answer(True)
     status.observe(Stage("training"))
-    assert status.stop_answer(False) == "finishing step 1, then saving; Ctrl-C again stops now and discards it"
+    assert status.stop_answer(False).startswith("finishing step 1,")
+    assert status.stop_answer(False).endswith("discards it")
     status.observe(Stage("saving"))
     status.observe(Step(2))
     status.observe(Stage("generation"))  # step 2 is not saved
     status.observe(Step(3))
     status.observe(Stage("training"))
-    discarded = "then saving; Ctrl-C again stops now and discards everything after step 1"
-    assert status.stop_answer(False) == f"finishing step 3, {discarded}"
+    assert status.stop_answer(False).startswith("finishing step 3,")
+    assert status.stop_answer(False).endswith("discards everything after step 1")
     status.observe(Stage("evaluating"))
-    assert status.stop_answer(False) == f"finishing the evaluation after step 3, {discarded}"
+    assert status.stop_answer(False).startswith("finishing the evaluation after step 3,")

@@ -111,7 +111,7 @@ def test_sentences_have_the_numbers_of_the_plan() -> None:
     lines = advice_lines(report())
     assert [numbers(line) for line in lines] == [
         ["1", "256"],  # pass@1, N
-        ["10", "1.00", "64", "20"],  # prompts, seconds, the recipe's N and its prompts in the same time
+        ["10", "1", "64", "20"],  # prompts, seconds, the recipe's N and its prompts in the same time
         ["64", "256", "8", "10"],  # tied N, timing error and allowed noise in percent
         ["95", "8", "32"],  # interval in percent, prompts of the pilot, and of a larger one
         [],
@@ -139,7 +139,7 @@ def test_each_uncertainty_has_its_numbers() -> None:
 def test_nothing_fits() -> None:
     rows = [replace(r, budget_prompts=0) for r in report().plan.rows]
     (line,) = advice_lines(report(rows=rows, chosen=None, best=None, tied=[]))
-    assert "No N fits in 1.00 s" in line
+    assert "No N fits in 1 s" in line
     assert "4 prompts" in line
     assert "seconds_per_step" in line
     shown(budget_table(report(rows=rows, chosen=None, best=None, tied=[])))

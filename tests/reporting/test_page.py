@@ -188,7 +188,6 @@ def test_a_point_shows_questions_without_their_template(made: tuple[StoredRun, R
         number = int(counted.split()[0])
         assert questions[3:] == ["..."] * (number > 3)
         assert set(questions[:3]) <= {str(3 + i) for i in range(12)}
-    assert page_charts._differing(["one prompt\nalone"]) == ["one prompt\nalone"]
 
 
 def test_a_step_that_sampled_nothing_has_no_mean(rng: np.random.Generator) -> None:

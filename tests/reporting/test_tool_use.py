@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from brorl.reporting.tool_use import failed_calls, tool_use_line, total_tool_use
-from brorl.runs.step_record import ToolUse
 from made_up_runs import random_tree, tools_record, typed
 from small_models import with_given
 
@@ -29,7 +28,7 @@ def test_the_sums_are_over_all_rollouts_of_the_steps_with_tools(rng: np.random.G
     assert use.given_tokens == sum(int(tree.given.sum()) for trees in steps for tree in trees)
     failures = [record["tools"]["failures"] for record in records[1:]]
     for kind in set().union(*failures):
-        assert use.failures[kind] == sum(one.get(kind, 0) for one in failures)
+        assert use.failures[kind] == sum(count.get(kind, 0) for count in failures)
     most = max(use.failures, key=lambda kind: use.failures[kind])
     assert failed_calls(use).startswith(f"{most} {use.failures[most]}")
 
@@ -40,11 +39,3 @@ def test_a_run_without_tools_and_a_step_that_sampled_nothing() -> None:
     use = total_tool_use(typed([{"step": 1, "sampling": {"samples": 0}, "tools": idle}]))
     assert use is not None
     assert tool_use_line(use) == "1.00 turns per rollout; 0 calls"
-
-
-def test_the_line_about_calls() -> None:
-    use = ToolUse(turns=2.0625, calls=1700, distinct_calls=17, given_tokens=1, failures={"timeout": 2, "raised": 1200})
-    assert tool_use_line(use) == (
-        "2.06 turns per rollout; 1,700 calls, 17 distinct: 100.0x fewer; 1 token given; 1,202 calls failed: raised "
-        "1,200, timeout 2"
-    )

@@ -22,7 +22,7 @@ from brorl.format import Estimate
 from brorl.tuning import answer
 from brorl.tuning import race as module
 from brorl.tuning.answer import make_race_figure
-from brorl.tuning.spec import NUM_EVALUATIONS, RUNGS, Course, Standing, TuneClock, TuningSpec, room_after, standings
+from brorl.tuning.spec import NUM_EVALUATIONS, RUNGS, RungStanding, TuneClock, TuningSpec, decide_rung, room_after
 from comparison.comparisons import levels
 
 PROMPTS = 192
@@ -50,13 +50,13 @@ class Simulation:
         for rung, fraction in enumerate(RUNGS):
             before = RUNGS[rung - 1] if rung else 0.0
             self.spent += len(arms) * (fraction - before)
-            courses = [
-                Course(
+            reached = [
+                RungStanding(
                     a, self.objectives.get(a, ""), *(self.scores(a, at).mean() for at in (0.0, fraction / 2, fraction))
                 )
                 for a in arms
             ]
-            found = standings(courses, fraction, room_after(rung, number), own)
+            found = decide_rung(reached, fraction, room_after(rung, number), own)
             assert sorted(s.arm for s in found) == sorted(arms)
             arms = [s.arm for s in found if s.dropped is None]
             assert own in arms
@@ -125,10 +125,10 @@ def test_an_objective_that_falls_first_and_ends_best_wins(rng: np.random.Generat
 
 
 def test_a_rung_drops_what_has_no_room_by_its_projected_end() -> None:
-    courses = [Course("lead", "", 0.1, 0.30, 0.40), Course("close", "", 0.1, 0.30, 0.398),
-               Course("slow", "", 0.1, 0.12, 0.2), Course("turned", "", 0.1, 0.5, 0.39),
-               Course("own", "", 0.1, 0.1, 0.1)]  # fmt: skip
-    found = {s.arm: s for s in standings(courses, 0.25, 3, "own")}
+    reached = [RungStanding("lead", "", 0.1, 0.30, 0.40), RungStanding("close", "", 0.1, 0.30, 0.398),
+               RungStanding("slow", "", 0.1, 0.12, 0.2), RungStanding("turned", "", 0.1, 0.5, 0.39),
+               RungStanding("own", "", 0.1, 0.1, 0.1)]  # fmt: skip
+    found = {s.arm: s for s in decide_rung(reached, 0.25, 3, "own")}
     assert list(found) == ["lead", "close", "slow", "turned", "own"]  # by projected end
     ends = {"close": 0.1 + 0.298 * 4 ** np.log2(0.298 / 0.2), "slow": 0.1 + 0.1 * 4, "turned": 0.39}
     for arm, end in ends.items():
@@ -138,13 +138,14 @@ def test_a_rung_drops_what_has_no_room_by_its_projected_end() -> None:
 
 
 def test_an_arm_of_the_own_objective_that_is_behind_takes_no_room() -> None:
-    courses = [Course("own", "", 0.16, 0.16, 0.164), Course("collapsed", "", 0.16, 0.05, 0.03),
-               Course("ahead", "", 0.16, 0.17, 0.18), Course("best", "other", 0.16, 0.18, 0.19),
-               Course("second", "other", 0.16, 0.17, 0.175), Course("third", "other", 0.16, 0.1, 0.09)]  # fmt: skip
+    reached = [RungStanding("own", "", 0.16, 0.16, 0.164), RungStanding("collapsed", "", 0.16, 0.05, 0.03),
+               RungStanding("ahead", "", 0.16, 0.17, 0.18), RungStanding("best", "other", 0.16, 0.18, 0.19),
+               RungStanding("second", "other", 0.16, 0.17, 0.175),
+               RungStanding("third", "other", 0.16, 0.1, 0.09)]  # fmt: skip
     for room, expected in ((4, "own ahead best second"), (5, "own ahead best second third")):
-        assert {s.arm for s in standings(courses, 0.25, room, "own") if s.dropped is None} == {*expected.split()}
-    behind = [course for course in courses if course.arm != "ahead"]
-    found = {s.arm for s in standings(behind, 0.25, 4, "own") if s.dropped is None}
+        assert {s.arm for s in decide_rung(reached, 0.25, room, "own") if s.dropped is None} == {*expected.split()}
+    behind = [standing for standing in reached if standing.arm != "ahead"]
+    found = {s.arm for s in decide_rung(behind, 0.25, 4, "own") if s.dropped is None}
     assert found == {"own", "best", "second", "third"}  # "third" may rise: other objectives are not compared
 
 
@@ -153,10 +154,10 @@ def test_about_half_of_the_arms_go_on() -> None:
     assert [room_after(0, number) for number in (1, 2, 3)] == [1, 2, 2]
 
 
-def random_race(rng: np.random.Generator) -> list[list[Standing]]:
+def random_race(rng: np.random.Generator) -> list[list[RungStanding]]:
 
-    def rung(names: str, dropped: str) -> list[Standing]:
-        return [Standing(n, float(rng.random()), "no room" if n in dropped else None) for n in names]
+    def rung(names: str, dropped: str) -> list[RungStanding]:
+        return [RungStanding(n, "", 0.1, 0.1, rng.random(), "no room" if n in dropped else None) for n in names]
 
     return [rung("abcd", "cd"), rung("ab", "b"), rung("a", "")]
 
@@ -264,7 +265,7 @@ def test_a_final_that_is_stopped_has_the_seeds_that_are_complete_in_both_arms(
     assert module._complete_seeds(compared, folder / "final") == seeds
 
 
-RACE = [[Standing("candidate 1", 0.4, None), Standing("yours", 0.3, None)]]
+RACE = [[RungStanding("candidate 1", "", 0.1, 0.2, 0.4), RungStanding("yours", "", 0.1, 0.2, 0.3)]]
 
 
 @pytest.mark.parametrize(
@@ -285,11 +286,11 @@ def test_the_final_decides_between_the_winner_and_the_users_recipe(
         seconds = [(s, s.cost.seconds * (overshoot if arm is compared.arms[1] else 1.0)) for s in arm.runs[0].scores]
         scores = tuple(replace(score, cost=replace(score.cost, seconds=spent)) for score, spent in seconds)
         arms.append(replace(arm, runs=tuple(replace(run, scores=scores) for run in arm.runs)))
-    final = FinishedComparison(Path("final"), results_of(replace(compared, arms=tuple(arms))))
+    final = FinishedComparison(**vars(results_of(replace(compared, arms=tuple(arms)))), path=Path("final"))
     spec = replace(spec_of(300.0, 20.0), start={1: Estimate(0.1, 0.05, 0.15), 16: Estimate(0.9, 0.8, 0.95)})
     found = answer.findings_of(spec, RACE, spec.arms[1], final, "brorl tune")
     assert [finding.template for finding in found] == expected
-    difference = final.results.scores.pass_at["N=512"][1].value - final.results.scores.pass_at["N=16"][1].value
+    difference = final.scores.pass_at["N=512"][1].value - final.scores.pass_at["N=16"][1].value
     assert f"{difference:+.3f} [" in found[0].values["measured"]
     assert all(map(str, found))
 

@@ -18,7 +18,7 @@ from brorl.format import shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory
-from brorl.storage import followed, is_file
+from brorl.storage import followed, is_file, is_used
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER, MAIN_GUARD
 
 
@@ -49,7 +49,7 @@ def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
 
 def refuse_used_folder(path: Path) -> None:
     """Reject an output_dir that is a file or a nonempty folder."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if is_used(path):
         raise _used(path)
 
 
@@ -142,12 +142,12 @@ def resolve_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(str(last), path / "config.yaml")
     if not path.is_dir():
         check_folder(name)
-    whole = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are in a subfolder
-    run_config = whole.parent.parent / "config.yaml"
-    if path.is_dir() and run_config.is_file() and whole.parent.name == "checkpoints":
+    folder = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are in a subfolder
+    run_config = folder.parent.parent / "config.yaml"
+    if path.is_dir() and run_config.is_file() and folder.parent.name == "checkpoints":
         from brorl.runs.checkpoint import complete_checkpoints
 
-        if whole not in [p.resolve() for p in complete_checkpoints(whole.parent)]:
+        if folder not in [p.resolve() for p in complete_checkpoints(folder.parent)]:
             raise UserError(f"{path} is not a complete checkpoint of its run; choose a different one")
         return Checkpoint(str(path), run_config)
     return Checkpoint(name, None)

@@ -30,7 +30,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.progress import truncation_warning
 from brorl.console.screen import in_notebook, text_console
 from brorl.errors import UserError, option
-from brorl.format import counted, duration, listed, shell_command, shortened
+from brorl.format import counted, duration, listed, plain, shell_command, shortened
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.prompts.settings import FileSource
@@ -100,11 +100,11 @@ def check(
         raise UserError(f"{option('timing-seconds')}: expected a number of seconds above 0, not {timing_seconds:g}")
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         reward = overrides.pop("reward", None)
-        recipe, config, said = resolve_in_memory(recipe, overrides, reward, Path(scratch))
+        recipe, config, lines = resolve_in_memory(recipe, overrides, reward, Path(scratch))
         check_cheaply(config)
         report = _Report(progress)
-        report.show(*said)
-        train_command = "brorl.train and the same rows" if said else shell_command("train", recipe_name(recipe))
+        report.show(*lines)
+        train_command = "brorl.train and the same rows" if lines else shell_command("train", recipe_name(recipe))
         return _checked(config, recipe_name(recipe), timing_seconds if timing else None, report, train_command)
 
 
@@ -128,7 +128,8 @@ def _checked(
         report.show(*unreachable_references(prompts))
         report.show(*(line for file in files if file.label == source for line in unused_options(file)))
         for domain in dict.fromkeys(prompt.domain for prompt in prompts):
-            verifier, is_own = inputs.grader.verifiers[domain], domain in config.verification.functions
+            verifier = inputs.grader.verifiers[domain]
+            is_own = domain in config.verification.functions
             of_domain = [prompt for prompt in prompts if prompt.domain == domain]
             trial = try_verifier(verifier, of_domain)
             check_trial(trial)
@@ -177,7 +178,8 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
     train = [prompt for prompt in inputs.prompts.train.prompts if prompt.source == source]
     held_out = [prompt for prompt in inputs.prompts.held_out if prompt.source == source]
     prompts = [*train, *held_out]
-    lengths, first = [len(prompt.token_ids) for prompt in prompts], prompts[0]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    first = prompts[0]
     report.show(
         f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
@@ -207,7 +209,8 @@ def check_trial(trial: Trial) -> None:
 
 
 def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
-    prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
+    prompt = trial.prompt
+    verifier = "your function" if is_own else "the verifier"
     reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
     lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {quoted(prompt.reference)}:"]
     known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # "{" starts a row, not an answer
@@ -225,7 +228,7 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
         )
     if trial.wrong_verdict.correct:
         lines.append(f"  warning: {verifier} accepts a different answer")
-    rejected = [f"{one.id} ({verdict.reason})" for one, verdict in trial.answers if not verdict.correct]
+    rejected = [f"{prompt.id} ({verdict.reason})" for prompt, verdict in trial.answers if not verdict.correct]
     if rejected:
         more = [counted(len(rejected) - 3, "other")] if len(rejected) > 3 else []
         lines.append(f"  warning: the {right} is rejected, fix or delete these rows: {listed([*rejected[:3], *more])}")
@@ -255,11 +258,10 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     """Return the expected seconds of a step and of the run, and how they were estimated."""
     import torch
 
-    from brorl.planning.advice import seconds_text
-
-    total, rollouts = forecast.seconds["total"], config.rollouts_per_prompt
-    phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
-    lines = [f"seconds per step: about {seconds_text(total)} ({phases})"]
+    total = forecast.seconds["total"]
+    rollouts = config.rollouts_per_prompt
+    phases = ", ".join(f"{name} {plain(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
+    lines = [f"seconds per step: about {plain(total)} ({phases})"]
     if config.steps is not None:
         lines.append(f"{config.steps:,} steps: about {duration(config.steps * total)}, without evaluations")
     lines.append(
@@ -280,7 +282,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         lines.append(
             f"{forecast.truncation_rate:.0%} of the measured responses were truncated at {forecast.max_tokens} tokens; "
             f"if all of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
-            f"{seconds_text(forecast.max_seconds)} s"
+            f"{plain(forecast.max_seconds)} s"
         )
         if config.dynamic_sampling.enabled:
             lines[-1] += (
@@ -300,10 +302,11 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
     if tags is None:
         return []
     prompts = [*inputs.prompts.train.prompts, *inputs.prompts.held_out]
-    opened, found = sum(tags.opened_by(prompt.text) for prompt in prompts), list[str]()
+    opened = sum(tags.opened_by(prompt.text) for prompt in prompts)
+    findings: list[str] = []
     if opened:
         which = "all prompts end" if opened == len(prompts) else f"{opened:,} of {len(prompts):,} prompts end"
-        found.append(f"{which} with {tags.opening}, which opens a thought")
+        findings.append(f"{which} with {tags.opening}, which opens a thought")
     thinking = cut = 0
     for group in groups:
         responses = zip(inputs.grader.texts(group), group.tree.finished, group.tree.leaf_count, strict=True)
@@ -314,20 +317,18 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
     if thinking:
         rollouts = sum(group.tree.num_rollouts for group in groups)
         longest = max(int(group.tree.length.max()) for group in groups)
-        found.append(
+        findings.append(
             f"{thinking:,} of {rollouts:,} measured rollouts contain a thought, and {cut:,} were truncated inside it "
             f"(at {longest:,} tokens; sampling.max_new_tokens = {config.sampling.max_new_tokens:,})"
         )
     judged = f"built-in verifiers judge what follows {tags.closing} (docs/how-to/thinking_models.md)"
-    return [f"thoughts: {'; '.join([*found, judged])}"] if found else []
+    return [f"thoughts: {'; '.join([*findings, judged])}"] if findings else []
 
 
 def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
     """Return a step's time for each number of threads, and the setting to change if a different number is faster."""
-    from brorl.planning.advice import seconds_text
-
-    timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
-    fastest = min(seconds, key=lambda number: seconds[number])
+    timed = ", ".join(f"{plain(time)} s with {counted(num_threads, 'thread')}" for num_threads, time in seconds.items())
+    fastest = min(seconds, key=lambda num_threads: seconds[num_threads])
     slower = seconds.get(chosen, 0.0) / seconds[fastest]
     advice = f"; fastest right now: engine.threads: {fastest}" if slower > _MIN_SLOWDOWN else ""
     return f"threads: a small step takes {timed}; the run uses {chosen}{advice}"

@@ -14,7 +14,9 @@ from brorl.config.settings import TrainConfig
 from brorl.model.settings import SHIPPED
 from brorl.prompts.public_data import BENCHMARKS
 
-_RECIPES, _MODELS, _BENCHMARKS = ("RECIPE", "ARM", "START"), ("MODEL", "CHECKPOINT"), ("DATA",)
+_RECIPES = ("RECIPE", "ARM", "START")
+_MODELS = ("MODEL", "CHECKPOINT")
+_BENCHMARKS = ("DATA",)
 _FILES = ("DATA_FILE", "FILE", "RUN")
 
 

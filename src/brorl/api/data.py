@@ -47,6 +47,8 @@ from brorl.verification.sandbox.pool import Workers
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+    from brorl.training.inputs import SourcePrompts
+
     _Model = tuple[PreTrainedTokenizerBase, PreTrainedConfig]
 
 _PROMPT, _REFERENCE = 2_000, 200  # show at most this many characters
@@ -86,7 +88,8 @@ class SourceSummary:
 def prompt_lines(prompt: Prompt, unit: str = "tokens", whole: bool = False) -> list[Text]:
     """Return lines with a prompt's id, its length in `unit`, its reference, and its text, whole or shortened."""
     length = len(prompt.text) if whole else _PROMPT
-    cut, more = visible_text(prompt.text[:length]), len(prompt.text) - length
+    cut = visible_text(prompt.text[:length])
+    more = len(prompt.text) - length
     lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
     reference = visible_text(prompt.reference[:_REFERENCE], one_line=True)
     if len(prompt.reference) > _REFERENCE:
@@ -110,25 +113,28 @@ class DataResult(Result):
     @property
     def tables(self) -> list[Table]:
         """Tables of counts and lengths per source, of domains, and of dropped rows."""
-        counts, lengths, dropped = [], [], list[tuple[str, ...]]()
-        number, share = Counter[str](), defaultdict[str, float](float)
-        for one in self.sources:
-            of_source = (one.num_train, one.num_held_out, one.num_repeated, sum(one.dropped.values()))
-            rows = "-" if one.num_rows is None else f"{one.num_rows:,}"
-            counts.append((one.name, one.kind, rows, *map("{:,}".format, of_source)))
-            fraction, half = f"{one.fraction:.1%}" if one.fraction else "-", f"{one.lengths.median:,g}"
-            longest = (one.lengths.p95, one.lengths.longest, one.num_too_long)
-            lengths.append((one.name, fraction, half, *map("{:,}".format, longest)))
-            reasons = sorted(one.dropped.items(), key=lambda item: (-item[1], item[0]))
-            dropped += [(one.name, reason, f"{count:,}") for reason, count in reasons]
-            for domain, count in one.domains.items() if one.fraction else ():
-                number[domain] += count
-                share[domain] += one.fraction * count / one.num_train
+        counts = []
+        lengths = []
+        dropped = list[tuple[str, ...]]()
+        domain_count = Counter[str]()
+        domain_share = defaultdict[str, float](float)
+        for source in self.sources:
+            of_source = (source.num_train, source.num_held_out, source.num_repeated, sum(source.dropped.values()))
+            rows = "-" if source.num_rows is None else f"{source.num_rows:,}"
+            counts.append((source.name, source.kind, rows, *map("{:,}".format, of_source)))
+            share = f"{source.fraction:.1%}" if source.fraction else "-"
+            longest = (source.lengths.p95, source.lengths.longest, source.num_too_long)
+            lengths.append((source.name, share, f"{source.lengths.median:,g}", *map("{:,}".format, longest)))
+            reasons = sorted(source.dropped.items(), key=lambda item: (-item[1], item[0]))
+            dropped += [(source.name, reason, f"{count:,}") for reason, count in reasons]
+            for domain, count in source.domains.items() if source.fraction else ():
+                domain_count[domain] += count
+                domain_share[domain] += source.fraction * count / source.num_train
         columns = ("source", "kind", "rows", "training", "held out", "repeated", "dropped")
         tables = [Table("rows and questions", columns, tuple(counts), words=frozenset({0, 1}))]
         of_lengths = ("source", "share", "median", "95%", "longest", "too long")
         tables.append(Table(f"training prompts, lengths in {self.unit}", of_lengths, tuple(lengths)))
-        domains = tuple((domain, f"{number[domain]:,}", f"{part:.1%}") for domain, part in share.items())
+        domains = tuple((name, f"{domain_count[name]:,}", f"{share:.1%}") for name, share in domain_share.items())
         if domains:
             tables.append(Table("domains", ("domain", "training", "share"), domains))
         if dropped:
@@ -194,49 +200,59 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
     observe(Stage("checking", "reference answers"))
     notes = _check(config, sources)
     observe(Stage("encoding", "prompts"))
-    model, problem = _load(config, notes), None
+    model = _load(config, notes)
+    problem = None
     if model is None:
-        every = [SourcePrompts(one, _spelled(one.train, config), _spelled(one.held_out, config)) for one in sources]
-        kept = every
+        rendered = [
+            SourcePrompts(source, _spelled(source.train, config), _spelled(source.held_out, config))
+            for source in sources
+        ]
+        kept = rendered
     else:
         with Workers.from_settings(config.verification) as workers:
             toolbox = make_toolbox(config, config.model, model[0], load_tools(config, workers))
-            every = render_sources(config, sources, model[0], toolbox)
-        kept = [source.short(config.data.max_prompt_tokens) for source in every]
+            rendered = render_sources(config, sources, model[0], toolbox)
+        kept = [source.short(config.data.max_prompt_tokens) for source in rendered]
         try:
-            build_prompts(config, every, *model)
+            build_prompts(config, rendered, *model)
         except UserError as error:
             problem = str(error)
     total = sum(source.weight for source in sources if source.train)
-    summaries, shown = list[SourceSummary](), list[Prompt]()
-    for number, ((source, *parts), (_, train, held_out)) in enumerate(zip(every, kept, strict=True)):
-        lengths = sorted(len(prompt.token_ids) for prompt in parts[0] or parts[1]) or [0]
-        examples = train or held_out or parts[0] or parts[1]
-        most = min(show // len(sources) + (number < show % len(sources)), len(examples))
-        shown += [examples[index * len(examples) // most] for index in range(most)]  # evenly spaced
-        summaries.append(
-            SourceSummary(
-                name=source.name,
-                kind=source.source.kind,
-                num_rows=source.num_rows or None,
-                num_train=len(train),
-                num_held_out=source.num_held_out,
-                num_repeated=source.num_repeated,
-                dropped=source.dropped,
-                num_evaluated_on=source.num_evaluated_on,
-                num_too_long=sum(map(len, parts)) - len(train) - len(held_out),
-                domains=Counter(prompt.domain for prompt in (train if source.train else held_out)),
-                fraction=source.weight / total if train else 0.0,
-                lengths=Lengths(median(lengths), lengths[ceil(0.95 * len(lengths)) - 1], lengths[-1]),
-            )
-        )
-    if evaluated := sum(len(one.held_out) for one in kept):
+    summaries = [_summary(before, after, total) for before, after in zip(rendered, kept, strict=True)]
+    shown: list[Prompt] = []
+    for index, (before, after) in enumerate(zip(rendered, kept, strict=True)):
+        examples = after.train or after.held_out or before.train or before.held_out
+        most = min(show // len(sources) + (index < show % len(sources)), len(examples))
+        shown += [examples[i * len(examples) // most] for i in range(most)]  # evenly spaced
+    if evaluated := sum(len(source.held_out) for source in kept):
         notes.append(f"evaluated on: {counted(evaluated, 'held-out question')} (evaluation.num_prompts per source)")
-    too_long, asked = sum(one.num_too_long for one in summaries), sum(one.num_evaluated_on for one in summaries)
-    notes += removed_lines(too_long, asked, config)
+    too_long = sum(summary.num_too_long for summary in summaries)
+    num_evaluated_on = sum(summary.num_evaluated_on for summary in summaries)
+    notes += removed_lines(too_long, num_evaluated_on, config)
     if problem is not None:
         notes.append(f"a run would stop with an error: {problem}")
     return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
+
+
+def _summary(rendered: SourcePrompts, kept: SourcePrompts, total_weight: float) -> SourceSummary:
+    """Return the counts of a source, from its prompts with and without those that are too long."""
+    source = rendered.source
+    lengths = sorted(len(prompt.token_ids) for prompt in rendered.train or rendered.held_out) or [0]
+    num_kept = len(kept.train) + len(kept.held_out)
+    return SourceSummary(
+        name=source.name,
+        kind=source.source.kind,
+        num_rows=source.num_rows or None,
+        num_train=len(kept.train),
+        num_held_out=source.num_held_out,
+        num_repeated=source.num_repeated,
+        dropped=source.dropped,
+        num_evaluated_on=source.num_evaluated_on,
+        num_too_long=len(rendered.train) + len(rendered.held_out) - num_kept,
+        domains=Counter(prompt.domain for prompt in (kept.train if source.train else kept.held_out)),
+        fraction=source.weight / total_weight if kept.train else 0.0,
+        lengths=Lengths(median(lengths), lengths[ceil(0.95 * len(lengths)) - 1], lengths[-1]),
+    )
 
 
 def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]:
@@ -274,8 +290,8 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
 
 def _spelled(questions: Sequence[Question], config: TrainConfig) -> list[Prompt]:
     """Return prompts without a chat template, with one token per character."""
-    texts = ["\n\n".join(message.content for message in config.prompt.messages_of(one)) for one in questions]
-    return [
-        Prompt(one.id, text, tuple(map(ord, text)), one.reference, one.domain, one.source, one.last_turn)
-        for one, text in zip(questions, texts, strict=True)
-    ]
+    prompts = []
+    for q in questions:
+        text = "\n\n".join(message.content for message in config.prompt.messages_of(q))
+        prompts.append(Prompt(q.id, text, tuple(map(ord, text)), q.reference, q.domain, q.source, q.last_turn))
+    return prompts

@@ -35,8 +35,8 @@ def unused_options(source: FileSource) -> Iterator[str]:
     for group in option_groups(rows) if rows else ():
         options = [read_options([*map(row.cell, group.columns)]) for row in rows]
         shown = sum(
-            one is None or _contains(str(row.cell(source.prompt_column)), one.texts)
-            for row, one in zip(rows, options, strict=True)
+            row_options is None or _contains(str(row.cell(source.prompt_column)), row_options.texts)
+            for row, row_options in zip(rows, options, strict=True)
         )
         if group.is_clear and shown < _MAJORITY * len(rows):
             named = group.columns[0] if len(group.columns) == 1 else f"[{', '.join(group.columns)}]"
@@ -49,7 +49,7 @@ def unused_options(source: FileSource) -> Iterator[str]:
 
 
 def _contains(text: str, options: Sequence[str]) -> bool:
-    """Whether a text contains each option, ignoring whitespace."""
+    """Return whether a text contains each option, ignoring whitespace."""
     plain = " ".join(text.split())
     return all(" ".join(option.split()) in plain for option in options)
 
@@ -80,16 +80,17 @@ def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) ->
     """Yield a warning if the verifier cannot read the answer form that a domain's questions ask for."""
     if not is_own and prompts[0].domain not in (MATH_DOMAIN, SCIENCE_DOMAIN):
         return
-    form, around = asked_form([prompt.question for prompt in prompts]), _forms_around(prompts[0])
+    form = asked_form([prompt.question for prompt in prompts])
+    around = _forms_around(prompts[0])
     if form is None and ALONE not in around:
         return
     if form is None:  # a system message asks for it
         form = ALONE
-    others = [other.name for other in around if other != form]
-    if others:
+    other_names = [other.name for other in around if other != form]
+    if other_names:
         yield (
             f"warning: the questions ask for the answer {form.name}, but the text around them for one "
-            f"{listed(others)}; set prompt.template: '{{prompt}}', or remove one of the two"
+            f"{listed(other_names)}; set prompt.template: '{{prompt}}', or remove one of the two"
         )
     tried = [prompts[index * len(prompts) // _TRIED] for index in range(min(_TRIED, len(prompts)))]
     made = [verifier.trial_responses(prompt.reference, ()).right for prompt in tried]
@@ -106,9 +107,9 @@ def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) ->
 def _forms_around(prompt: Prompt) -> list[AnswerForm]:
     """Return the answer forms that the text around a question asks for; each sentence or line may ask for one."""
     before, _, after = prompt.text.partition(prompt.question)
-    found = (form for part in re.split(r"\n|(?<=[.!?]) ", f"{before}\n{after}") for form in answer_forms(part))
+    forms = (form for sentence in re.split(r"\n|(?<=[.!?]) ", f"{before}\n{after}") for form in answer_forms(sentence))
     own = answer_forms(prompt.question)
-    return [form for form in dict.fromkeys(found) if form not in own]
+    return [form for form in dict.fromkeys(forms) if form not in own]
 
 
 def other_spellings(verifier: Verifier, prompts: Sequence[Prompt]) -> Iterator[str]:

@@ -99,10 +99,10 @@ def evaluate(
     """
     refuse_in_worker()
     sets, guessed = _sets(data, checkpoint)
-    given = flat_settings(overrides)
+    replaced = flat_settings(overrides)
     wanted = default_ks(samples) if ks is None else tuple(sorted(set(ks)))
     sampled = {"samples": samples, "temperature": temperature, "top_p": top_p, "seed": seed}
-    request = make_request(str(checkpoint), sets, wanted, max_new_tokens, sampled, given)
+    request = make_request(str(checkpoint), sets, wanted, max_new_tokens, sampled, replaced)
     with Screen(silent=not progress) as screen:
         for line in guessed:
             screen.echo(line, is_command=True)
@@ -133,10 +133,11 @@ def make_request(
     ks: tuple[int, ...],
     max_new_tokens: int | None,
     sampled: Mapping[str, Any],
-    given: Mapping[str, Any],
+    replaced: Mapping[str, Any],
 ) -> EvaluationRequest:
     """Return the checked settings of an evaluation: those of the checkpoint's run, replaced by the given ones."""
-    samples, temperature = sampled["samples"], sampled["temperature"]
+    samples = sampled["samples"]
+    temperature = sampled["temperature"]
     if temperature == 0 and samples > 1:
         raise UserError(
             f"{option('temperature', 0)} is greedy: all {samples} responses to a prompt would be the same, and pass@k "
@@ -148,13 +149,13 @@ def make_request(
         raise UserError(
             f"{option('data')}: the value is empty; name a benchmark, file, hub id or puzzle, or omit {option('data')}"
         )
-    if wrong := next((name for name in given if name not in _SINGLE and not name.startswith(_SECTIONS)), None):
+    if wrong := next((name for name in replaced if name not in _SINGLE and not name.startswith(_SECTIONS)), None):
         raise UserError(
             f"{wrong} is not a setting of an evaluation; the settings are: {', '.join(_SINGLE)}, and all in "
             f"{listed([section.rstrip('.') for section in _SECTIONS])}"
         )
-    found = resolve_checkpoint(checkpoint)
-    settings = {} if found.recipe is None else read_recipe(found.recipe)
+    start = resolve_checkpoint(checkpoint)
+    settings = {} if start.recipe is None else read_recipe(start.recipe)
     settings.pop("cluster", None)  # the run's cluster; an evaluation uses one only if asked to
     if max_new_tokens is None:
         max_new_tokens = settings.get("evaluation", {}).get("max_new_tokens")
@@ -163,9 +164,9 @@ def make_request(
         top_p = min(_TOP_P, settings.get("sampling", {}).get("top_p", 1.0))
     overrides = {
         "evaluation.num_prompts": NO_LIMIT,
-        **given,
+        **replaced,
         **WITHOUT_TRAINING,
-        "model": found.model,
+        "model": start.model,
         "evaluation.rollouts_per_prompt": samples,
         "evaluation.ks": list(ks),
         "evaluation.temperature": temperature,
@@ -176,11 +177,11 @@ def make_request(
     }
     if overrides.get("cluster.mode") == "async":  # this mode overlaps sampling and learning
         overrides["cluster.mode"] = "sync"
-    config = make_config(settings, overrides, found.recipe or "the options", _OPTIONS)
+    config = make_config(settings, overrides, start.recipe or "the options", _OPTIONS)
     if not config.evaluation.num_prompts:
         raise UserError(f"{option('evaluation.num_prompts')}: expected at least 1 prompt, not 0")
-    own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)
-    return EvaluationRequest(config, data, found.recipe is not None, own_template)
+    own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in replaced)
+    return EvaluationRequest(config, data, start.recipe is not None, own_template)
 
 
 def _evaluate(
@@ -230,10 +231,11 @@ def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
 
 def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo: Echo) -> None:
     """Print the settings."""
-    settings, device = inputs.settings, inputs.settings["device"]
+    settings = inputs.settings
+    device = inputs.settings["device"]
     sets = ", ".join(f"{name} ({source['prompts']:,} prompts)" for name, source in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
-    drawn += "".join(f", {said} {settings[name]:,}" for name, said in _SAID.items() if name in settings)
+    drawn += "".join(f", {label} {settings[name]:,}" for name, label in _SAID.items() if name in settings)
     echo(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
     echo(
         f"{settings['samples']:,} responses per prompt, {drawn}, at most {settings['max_new_tokens']:,} tokens each, "
@@ -301,19 +303,20 @@ def _finish(
 def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str]:
     """Return a line on how the settings differ from the run's own evaluations; empty if they do not."""
     config = resolve_config(run_config, {})
-    evaluation, drawn = config.evaluation, config.evaluated_sampling
+    evaluation = config.evaluation
+    drawn = config.evaluated_sampling
     num_prompts = len(RunDirectory(run_config.parent).read_held_out())
     samples = 1 if evaluation.temperature == 0 else evaluation.rollouts_per_prompt
     here_prompts = sum(data["prompts"] for data in settings["data"].values())
     pairs = {
         "temperature": (f"{settings['temperature']:g}", f"{evaluation.temperature:g}"),
         "top-p": (f"{settings['top_p']:g}", f"{drawn.top_p:g}"),
-        **{said: (f"{settings.get(name, 0):,}", f"{getattr(drawn, name):,}") for name, said in _SAID.items()},
+        **{label: (f"{settings.get(name, 0):,}", f"{getattr(drawn, name):,}") for name, label in _SAID.items()},
         "length limit": (f"{settings['max_new_tokens']:,}", f"{drawn.max_new_tokens:,}"),
         "responses per prompt": (f"{settings['samples']:,}", f"{samples:,}"),
         "prompts": (f"{here_prompts:,}", f"{num_prompts:,}"),
         "skipped prompts": ("0", f"{evaluation.skip_prompts:,}"),
     }
     differing = [f"{setting} {here} (in training {own})" for setting, (here, own) in pairs.items() if here != own]
-    said = f"the run's own evaluations used other settings, so their pass@k is not comparable: {', '.join(differing)}"
-    return [said] if differing and num_prompts else []
+    line = f"the run's own evaluations used other settings, so their pass@k is not comparable: {', '.join(differing)}"
+    return [line] if differing and num_prompts else []

@@ -6,7 +6,7 @@ The numbers suit a first run on a laptop; the comments give the paper's numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -16,7 +16,7 @@ from brorl.format import counted, listed, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
 from brorl.prompts.guess import Guess
-from brorl.prompts.question import CODE_DOMAIN, COUNTDOWN_DOMAIN
+from brorl.prompts.question import CODE_DOMAIN, COUNTDOWN_DOMAIN, Question
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.source_questions import SourceQuestions, split_held_out
 from brorl.verification.domains.verifiers import DOMAINS
@@ -49,8 +49,8 @@ class FirstRecipe:
     @property
     def settings(self) -> dict[str, Any]:
         """All settings by their dotted names."""
-        others = {name: value for name, value, _ in self.lines if not name.startswith(_SOURCE)}
-        return {**others, "data.sources": [self.source]}
+        settings = {name: value for name, value, _ in self.lines if not name.startswith(_SOURCE)}
+        return {**settings, "data.sources": [self.source]}
 
     def text(self, name: str) -> str:
         """Return the recipe as YAML; `name` is its file.
@@ -71,7 +71,8 @@ class FirstRecipe:
             indent = "  " * len(sections)
             if dotted.startswith(_SOURCE):
                 indent += "  " if sections == before else "- "
-            setting, before = f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}", sections
+            setting = f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}"
+            before = sections
             if len(setting) > _COLUMN - 2:
                 lines += [f"{indent.replace('-', ' ')}# {comment}", setting]
             else:
@@ -80,7 +81,8 @@ class FirstRecipe:
 
     def guesses(self) -> list[str]:
         """Return lines about the guesses."""
-        guess, source = self.guess, self.source
+        guess = self.guess
+        source = self.source
         columns = {key: value for key, value in source.items() if key not in ("path", "domain")}
         lines = [
             f"  {key}: {', '.join(map(str, value if isinstance(value, list) else [value]))}"
@@ -108,13 +110,14 @@ class FirstRecipe:
 
     def summary(self, output: Path) -> list[str]:
         """Return lines with the number of questions, the guesses, the file written, and the next commands."""
-        settings, reading, number = self.settings, self.reading, len(self.reading.questions)
+        settings = self.settings
+        reading = self.reading
         repeated = reading.num_repeated
         verb = "repeats" if repeated == 1 else "repeat"
-        others = [f"{counted(repeated, 'row')} {verb} a question"] if repeated else []
-        others += [f"{counted(count, 'row')} dropped ({reason})" for reason, count in reading.dropped.items()]
-        rows = f" in {counted(reading.num_rows, 'row')}: {listed(others)}" if others else ""
-        lines = [f"{self.source['path']}: {counted(number, 'question')}{rows}", *self.guesses()]
+        left_out = [f"{counted(repeated, 'row')} {verb} a question"] if repeated else []
+        left_out += [f"{counted(count, 'row')} dropped ({reason})" for reason, count in reading.dropped.items()]
+        rows = f" in {counted(reading.num_rows, 'row')}: {listed(left_out)}" if left_out else ""
+        lines = [f"{self.source['path']}: {counted(len(reading.questions), 'question')}{rows}", *self.guesses()]
         lines.append(
             f"wrote {output}: model {settings['model']}, {settings['rollouts_per_prompt']} rollouts x "
             f"{settings['prompts_per_step']} prompts per step, {settings['steps']} steps"
@@ -135,32 +138,18 @@ def make_first_recipe(
 
     `tools` maps tool names to the user's functions.
     """
-    questions, positions, source = reading.questions, _positions(model), guess.source
-    domain, form = guess.domain, asked_form([question.key for question in questions])
+    questions = reading.questions
+    domain = guess.domain
     # the shipped model can neither read sentences nor call tools
-    puzzles = domain == COUNTDOWN_DOMAIN and not source.layout and not tools
+    puzzles = domain == COUNTDOWN_DOMAIN and not guess.source.layout and not tools
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
-    response = response if positions is None else max(1, min(response, positions // (4 if tools else 2)))
-    wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
-    sizes = ((fraction, len(split_held_out(questions, fraction, 0)[1])) for fraction in (wanted, *_FRACTIONS))
-    fraction, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
+    prompt = None
+    if (positions := _positions(model)) is not None:
+        response = max(1, min(response, positions // (4 if tools else 2)))
+        prompt = positions - (positions // 2 if tools else response)
+    fraction, num_held_out = _held_out(questions)
     held_out = f"{num_held_out} of {len(questions):,} questions are held out for evaluation"
-    template = "{prompt}" if form else TEMPLATES.get(domain, "{prompt}")
-    if guess.words:
-        template = template.replace("your final answer", f"your final answer ({' or '.join(guess.words)})")
-    options = list(source.options_column)
-    right = "the right option" if options else "the reference answer"
-    layout = ("layout", source.layout, f"decides the columns and the verifier, {guess.domain}")
-    columns = [
-        ("prompt_column", source.prompt_column, "the question"),
-        ("context_column", source.context_column, "a text before the question"),
-        ("options_column", options if len(options) > 1 else next(iter(options), None),
-         "the options, which are written below the question"),
-        ("answer_column", source.answer_column, right),
-        ("first_option", source.first_option, "the index of the first option"),
-        ("answer_after", source.answer_after, "the answer follows the last occurrence of this text"),
-        ("domain", source.domain, f"the verifier: {guess.domain_reason}"),
-    ]  # fmt: skip
+    form = asked_form([question.key for question in questions])
     lines: list[Line] = [
         ("model", model or ("quickstart" if puzzles else _MODEL), "a folder or a Hugging Face hub id"),
         ("rollouts_per_prompt", 16, "N: 16 for a quick try, 512 in BroRL; compare them: brorl plan"),
@@ -168,11 +157,10 @@ def make_first_recipe(
         ("steps", 20, "a first look; the paper's runs take 419 to 3,000"),
         ("checkpoint_every", 10, "a stopped run resumes from the last checkpoint: brorl resume RUN"),
         (f"{_SOURCE}path", path, "relative to the folder in which brorl is started"),
-        *((f"{_SOURCE}{name}", value, comment) for name, value, comment in ([layout] if source.layout else columns)),
+        *((f"{_SOURCE}{name}", value, comment) for name, value, comment in _columns(guess)),
         ("data.held_out_fraction", fraction, held_out),
-        ("data.max_prompt_tokens", None if positions is None else positions - (positions // 2 if tools else response),
-         "longer prompts are dropped: they leave no room for a response"),
-        ("prompt.template", template, "text around each question, {prompt}"),
+        ("data.max_prompt_tokens", prompt, "longer prompts are dropped: they leave no room for a response"),
+        ("prompt.template", _template(guess, form), "text around each question, {prompt}"),
         ("prompt.chat", "auto", "use the model's chat template if it has one"),
         ("sampling.temperature", 1.0, "sample from the model's own distribution"),
         ("sampling.max_new_tokens", response, "longer responses are truncated and graded incorrect"),
@@ -183,13 +171,53 @@ def make_first_recipe(
         ("evaluation.ks", [1, 16], "pass@1 and pass@16; a k is at most rollouts_per_prompt"),
         ("evaluation.every", 10, "steps between evaluations; the start and the end are always evaluated"),
         ("engine.threads", 0, "CPU threads; 0: chosen by model size; brorl check measures them"),
-        ("verification.functions", None if domain in DOMAINS else {domain: f"{_FUNCTION_FILE}:check"},
-         f"write {_SIGNATURE}"),
-        ("tools.functions", dict(tools) or None, "responses can call them; the model reads their docstrings"),
-        ("tools.max_response_tokens", None if positions is None or not tools else positions // 2,
-         "limit for all turns of a response, including results"),
-    ]  # fmt: skip
+        *_functions(domain, tools, positions),
+    ]
     return FirstRecipe(tuple(line for line in lines if line[1] is not None), guess, reading, form)
+
+
+def _held_out(questions: Sequence[Question]) -> tuple[float, int]:
+    """Return the fraction of questions to hold out, and how many these are; 0 of each if there are too few."""
+    wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
+    sizes = ((fraction, len(split_held_out(questions, fraction, 0)[1])) for fraction in (wanted, *_FRACTIONS))
+    return next(((fraction, size) for fraction, size in sizes if 0 < size < len(questions)), (0.0, 0))
+
+
+def _template(guess: Guess, form: AnswerForm | None) -> str:
+    """Return the text around each question: it asks for the verifier's answer form, unless the questions do."""
+    template = "{prompt}" if form else TEMPLATES.get(guess.domain, "{prompt}")
+    if guess.words:
+        template = template.replace("your final answer", f"your final answer ({' or '.join(guess.words)})")
+    return template
+
+
+def _columns(guess: Guess) -> list[Line]:
+    """Return the settings that give the columns of the file their meaning; those without a value are None."""
+    source = guess.source
+    if source.layout:
+        return [("layout", source.layout, f"decides the columns and the verifier, {guess.domain}")]
+    options = list(source.options_column)
+    return [
+        ("prompt_column", source.prompt_column, "the question"),
+        ("context_column", source.context_column, "a text before the question"),
+        ("options_column", options if len(options) > 1 else next(iter(options), None),
+         "the options, which are written below the question"),
+        ("answer_column", source.answer_column, "the right option" if options else "the reference answer"),
+        ("first_option", source.first_option, "the index of the first option"),
+        ("answer_after", source.answer_after, "the answer follows the last occurrence of this text"),
+        ("domain", source.domain, f"the verifier: {guess.domain_reason}"),
+    ]  # fmt: skip
+
+
+def _functions(domain: str, tools: Mapping[str, str], positions: int | None) -> list[Line]:
+    """Return the settings that name the user's functions; those without a value are None."""
+    own_verifier = None if domain in DOMAINS else {domain: f"{_FUNCTION_FILE}:check"}
+    limit = None if positions is None or not tools else positions // 2
+    return [
+        ("verification.functions", own_verifier, f"write {_SIGNATURE}"),
+        ("tools.functions", dict(tools) or None, "responses can call them; the model reads their docstrings"),
+        ("tools.max_response_tokens", limit, "limit for all turns of a response, including results"),
+    ]
 
 
 def _positions(model: str | None) -> int | None:

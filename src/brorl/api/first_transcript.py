@@ -18,7 +18,8 @@ _EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object"
 
 def transcript_lines(toolbox: Toolbox) -> Iterator[Text]:
     """Yield lines on how tools are shown, a made-up call of the first tool, and the text up to the next turn."""
-    form, schema = toolbox.format, toolbox.tools.schemas[0]["function"]
+    form = toolbox.format
+    schema = toolbox.tools.schemas[0]["function"]
     shown = "a text that brorl adds" if form.shown.text else "the chat template" if form.shown.schemas else "nothing"
     yield Text(f"\ntools: {listed([*toolbox.tools.tools])}; shown by {shown}; calls in the form of {form.name}")
     turn = form.written(schema["name"], _made_up(schema["parameters"]))

@@ -60,28 +60,38 @@ def resolve_in_memory(
     The default recipe is the one that `brorl init` writes for the rows, or quickstart without rows. In the overrides,
     `data` may be rows, and `tools` a list of functions.
     """
-    rest = dict(overrides)
-    if isinstance(rest.get("tools"), list | tuple):
-        rest["tools.functions"] = _tool_paths(rest.pop("tools"), folder)
-    lines: tuple[str, ...] = ()
+    settings = dict(overrides)
+    if isinstance(settings.get("tools"), list | tuple):
+        settings["tools.functions"] = _tool_paths(settings.pop("tools"), folder)
     terms = () if reward is None else terms_of(reward)
-    if _is_rows(rest.get("data")):
-        rows, model = _rows_of(rest.pop("data")), rest.get("model")
-        needed = _needed_columns(terms[0].function, rows) if terms else []
-        file, (text, answer) = folder.absolute() / "rows.jsonl", _text(rows, needed)
-        _write(file, text)
-        tools = rest.get("tools.functions", {})
-        first, source, lines = _guessed(file, None if model is None else str(model), answer, bool(terms), tools)
-        _check_columns(terms, needed if len(needed) > 1 else [source["answer_column"]], rows[0])
+    lines: tuple[str, ...] = ()
+    if _is_rows(settings.get("data")):
+        rows = _rows_of(settings.pop("data"))
+        first, lines = _recipe_of_rows(rows, terms, settings, folder.absolute() / "rows.jsonl")
         if recipe is None:
             recipe = first
         else:
-            rest = {"data.sources": [source], **rest}
+            settings = {"data.sources": first["data.sources"], **settings}
     recipe = "quickstart" if recipe is None else recipe
-    config = resolve_config(recipe, rest)
+    config = resolve_config(recipe, settings)
     if terms:
         config = resolve_config(config, _reward_settings(terms, config, folder))
     return ResolvedRecipe(recipe, config, lines)
+
+
+def _recipe_of_rows(
+    rows: list[dict[str, Any]], terms: Sequence[Term], settings: Mapping[str, Any], file: Path
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Write rows to a file; return a first recipe for it, with one source, and lines about the guesses."""
+    needed = _needed_columns(terms[0].function, rows) if terms else []
+    text, answer = _text(rows, needed)
+    _write(file, text)
+    model = settings.get("model")
+    tools = settings.get("tools.functions", {})
+    first, lines = _guessed(file, None if model is None else str(model), answer, bool(terms), tools)
+    (source,) = first["data.sources"]
+    _check_columns(terms, needed if len(needed) > 1 else [source["answer_column"]], rows[0])
+    return first, lines
 
 
 def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str, ...]]:
@@ -93,7 +103,8 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
     recipe = resolve_checkpoint(str(checkpoint)).recipe
     sources = [] if recipe is None else read_recipe(recipe).get("data", {}).get("sources", [])
     trained = next((source for source in sources if source.get("domain") == _DOMAIN), None)
-    answer, needed = None if trained is None else trained["answer_column"], []
+    answer = None if trained is None else trained["answer_column"]
+    needed = []
     if trained is not None and answer == _COLUMNS:
         with storage_errors(Path(trained["path"])):
             first, _, _ = Path(trained["path"]).read_text("utf-8", "surrogatepass").partition("\n")
@@ -102,7 +113,8 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
     name = f"rows-{blake2b(text, digest_size=4).hexdigest()}"
     file = (RUNS / "evaluations" / f"{name}.jsonl").absolute()
     _write(file, text)
-    _, source, lines = _guessed(file, None, answer, trained is not None, {})
+    recipe_of_rows, lines = _guessed(file, None, answer, trained is not None, {})
+    (source,) = recipe_of_rows["data.sources"]
     return json.dumps({**source, "name": name}), lines
 
 
@@ -124,7 +136,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _is_rows(data: object) -> bool:
-    """Whether `data` is rows, not the settings of the section `data`."""
+    """Return whether `data` is rows, not the settings of the section `data`."""
     if isinstance(data, Mapping):
         return any(hasattr(value, "to_list") for value in data.values())  # True for a datasets.DatasetDict
     return not isinstance(data, str | Path | None) and not hasattr(data, "model_dump")
@@ -190,8 +202,8 @@ def _json(value: Any) -> str:
 
 def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool, tools: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """Return a first recipe for rows, their entry in data.sources, and lines about the guesses."""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a first recipe for the rows in a file, with one source, and lines about the guesses."""
     from brorl.api.first_recipe import make_first_recipe  # a run without rows does not load these modules
     from brorl.prompts.file_questions import read_commas, read_source
     from brorl.prompts.guess import guess_meaning
@@ -207,17 +219,17 @@ def _guessed(
         advice = "rows have no settings: rename their columns, or give `reward=FUNCTION`"
         raise UserError(f"{str(error).replace(path, 'data')}; {advice}") from None
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
-    return recipe, first.source, (f"data: {counted(len(first.reading.questions), 'question')}", *first.guesses())
+    return recipe, (f"data: {counted(len(first.reading.questions), 'question')}", *first.guesses())
 
 
-def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
-    """Reject a later function that needs columns that the first one does not."""
+def _check_columns(terms: Sequence[Term], first: Sequence[str], row: Mapping[str, Any]) -> None:
+    """Reject a later function that needs columns that the first one, which gets the columns `first`, does not."""
     for term in terms[1:]:
         needed = required_columns(term.function)
-        if needed and ((len(needed) > 1) != (len(given) > 1) or not {*needed} & {*row} <= {*given}):
+        if needed and ((len(needed) > 1) != (len(first) > 1) or not {*needed} & {*row} <= {*first}):
             raise UserError(
                 f"reward: {term.name} needs {', '.join(needed)}, but {terms[0].name}, the first function, "
-                f"needs {', '.join(given)}; all functions get the same columns: give them the same parameters"
+                f"needs {', '.join(first)}; all functions get the same columns: give them the same parameters"
             )
 
 
@@ -258,7 +270,7 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
 
     The first term is the verifier. Its weight scales the whole reward, so the other weights are divided by it.
     """
-    first, *others = terms
+    first, *added = terms
     for source in config.data.sources:
         if getattr(source, "layout", None) or getattr(source, "domain_column", None):
             raise UserError(
@@ -268,12 +280,12 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
     domains = [str(getattr(source, "domain", source.kind)) for source in config.data.sources]
     functions = config.verification.functions | dict.fromkeys(domains, _path(first.function, folder, "reward"))
     settings: dict[str, Any] = {"verification.functions": functions}
-    if others:
-        own = {
+    if added:
+        added_terms = {
             term.name: {"function": _path(term.function, folder, "reward"), "weight": term.weight / first.weight}
-            for term in others
+            for term in added
         }
-        settings |= {"rewards.terms": own, "rewards.partial_credit": True}
+        settings |= {"rewards.terms": added_terms, "rewards.partial_credit": True}
     if first.weight != 1:
         settings["rewards.domain_weights"] = config.rewards.domain_weights | dict.fromkeys(domains, first.weight)
     return settings
@@ -312,13 +324,14 @@ def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
 def file_path(function: Callable[..., object]) -> str | None:
     """Return `file.py:function` for a top-level definition of a module outside packages, else None."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    file, name = getattr(module, "__file__", None), getattr(function, "__qualname__", "")
+    file = getattr(module, "__file__", None)
+    name = getattr(function, "__qualname__", "")
     if module is None or file is None or module.__name__ == "__main__" or module.__package__:
         return None
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{Path(file).absolute()}:{name}" if found is function and file.endswith(".py") else None
+    value: Any = module
+    for attribute in name.split("."):
+        value = getattr(value, attribute, None)
+    return f"{Path(file).absolute()}:{name}" if value is function and file.endswith(".py") else None
 
 
 def pickled(function: Callable[..., object], argument: str = "reward") -> bytes:
@@ -361,8 +374,13 @@ def _captured(function: Callable[..., object]) -> dict[str, Any]:
     """Return the variables that are pickled with a function, or the attributes of any other callable."""
     if not inspect.isfunction(function):
         return dict(getattr(function, "__dict__", {}))
-    parameters, outer = inspect.signature(function).parameters, inspect.getclosurevars(function)
-    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    parameters = inspect.signature(function).parameters.values()
+    outer = inspect.getclosurevars(function)
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
+    }
     return {**defaults, **outer.globals, **outer.nonlocals}
 
 

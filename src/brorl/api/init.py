@@ -57,32 +57,33 @@ def init(
         "prompt_column": prompt_column, "answer_column": answer_column, "domain": domain,
         "options_column": options_column, "first_option": first_option,
     }  # fmt: skip
-    found = FileFunctions({}, {}) if tools is None else FileFunctions.of(tools)
+    functions = FileFunctions({}, {}) if tools is None else FileFunctions.of(tools)
     guess = guess_meaning(data_file, **columns)
     reading = read_commas(read_source(guess.source), {guess.domain})
-    recipe = make_first_recipe(data_file, model, guess, reading, found.tools)
+    recipe = make_first_recipe(data_file, model, guess, reading, functions.tools)
     _write(output, recipe.text(str(output)))
-    print("\n".join([*found.lines(), *recipe.summary(output)]))  # noqa: T201
+    print("\n".join([*functions.lines(), *recipe.summary(output)]))  # noqa: T201
 
 
 def _check_model(model: str) -> None:
     """Reject a model name that is, or nearly is, the name of a folder here without a model."""
     if shipped_folder(model) is not None:
         return
-    folder, given = Path(model).expanduser(), option("model", model)
+    folder = Path(model).expanduser()
+    argument = option("model", model)
     if folder.is_dir() and not is_file(folder / "config.json"):
         checkpoints = sorted(folder.glob("checkpoints/*/config.json"))
         fix = f"give {option('model', checkpoints[-1].parent)}" if checkpoints else "give the folder that has it"
-        raise UserError(f"{given}: the folder has no config.json, so it is not a model; {fix}")
+        raise UserError(f"{argument}: the folder has no config.json, so it is not a model; {fix}")
     check_folder(model)
     above = folder.parent
     if not folder.exists() and "@" not in model and (above == RUNS or (above != Path() and is_folder(above))):
-        others = sorted(path.name for path in above.iterdir() if path.is_dir()) if is_folder(above) else []
-        near = get_close_matches(folder.name, others, 1)
+        folders = sorted(path.name for path in above.iterdir() if path.is_dir()) if is_folder(above) else []
+        near = get_close_matches(folder.name, folders, 1)
         meant = f"did you mean {above / near[0]}?" if near else "fix the name"
         raise UserError(
-            f"{given}: there is no folder {model}, and {above} is a folder here; {meant} (for a model of the hub, add "
-            "@main)"
+            f"{argument}: there is no folder {model}, and {above} is a folder here; {meant} (for a model of the "
+            "hub, add @main)"
         )
 
 

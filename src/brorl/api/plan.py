@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
-_MIN_PROMPTS, _MIN_ROLLOUTS, _MAX_ROLLOUTS = 8, 4, 2**20
+_MIN_PROMPTS = 8
+_MIN_ROLLOUTS = 4
+_MAX_ROLLOUTS = 2**20
 
 
 def plan(
@@ -68,10 +70,10 @@ def plan(
     """
     refuse_in_worker()
     _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step)
-    given = flat_settings(overrides)
-    config, source = _resolve(checkpoint, recipe, given)
+    replaced = flat_settings(overrides)
+    config, source = _resolve(checkpoint, recipe, replaced)
 
-    is_default = recipe is None and source == RECIPE and "data.sources" not in given
+    is_default = recipe is None and source == RECIPE and "data.sources" not in replaced
     pilot = pilot_prompts, pilot_rollouts
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # shown while torch is imported
         from brorl.planning.advice import PlanResult, plan_record
@@ -85,7 +87,7 @@ def plan(
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(result), indent=2).encode())
             if isinstance(source, str | Path):
-                result = _with_commands(result, source, checkpoint, given)
+                result = _with_commands(result, source, checkpoint, replaced)
             screen.ending = f"the plan is in {folder}"
             if not in_notebook():
                 screen.console.print(result, soft_wrap=True)
@@ -110,14 +112,14 @@ def _load(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitSta
 
 
 def _with_commands(
-    result: PlanResult, source: str | Path, checkpoint: str | Path | None, given: Mapping[str, Any]
+    result: PlanResult, source: str | Path, checkpoint: str | Path | None, replaced: Mapping[str, Any]
 ) -> PlanResult:
     """Return a plan with the commands that train and compare what it recommends."""
     from brorl.planning.advice import next_commands
 
-    found = None if checkpoint is None else resolve_checkpoint(str(checkpoint))
-    named = given if found is None else {**given, "model": found.model}
-    train, compare = next_commands(result, source, named, found is not None and source == found.run_config)
+    start = None if checkpoint is None else resolve_checkpoint(str(checkpoint))
+    settings = replaced if start is None else {**replaced, "model": start.model}
+    train, compare = next_commands(result, source, settings, start is not None and source == start.run_config)
     return replace(result, train_command=train, compare_command=compare)
 
 
@@ -159,17 +161,17 @@ def _check(pilot_prompts: int, pilot_rollouts: int, rollouts: Sequence[int], sec
 
 
 def _resolve(
-    checkpoint: str | Path | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]
+    checkpoint: str | Path | None, recipe: ConfigOrPath | None, replaced: Mapping[str, Any]
 ) -> tuple[TrainConfig, ConfigOrPath]:
     """Return the config to plan for, and its recipe."""
-    replaced = dict(given)
+    overrides = dict(replaced)
     run_config = None
     if checkpoint is not None:
-        replaced["model"], run_config = resolve_checkpoint(str(checkpoint))
-        if "model" in given:
+        overrides["model"], run_config = resolve_checkpoint(str(checkpoint))
+        if "model" in replaced:
             raise UserError(f"{checkpoint} and {option('model')} both name a model; give one of them")
     source = recipe or run_config or RECIPE
-    return resolve_config(source, replaced), source
+    return resolve_config(source, overrides), source
 
 
 def _announcement(

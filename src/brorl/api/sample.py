@@ -69,8 +69,10 @@ class SampledTree(Result):
 
     def table(self) -> Table:
         """Return a table with one branch per row: count, probability, correct fraction, and the text as an outline."""
-        used, root = 3 if self.verdicts else 2, self.outline
-        lines, rows = lines_of(root, self.decode, self.num_lines, self.decode_reply), []
+        used = 3 if self.verdicts else 2
+        root = self.outline
+        lines = lines_of(root, self.decode, self.num_lines, self.decode_reply)
+        rows = []
         results = frozenset(i for i, line in enumerate(lines) if line.branch is not None and line.branch.given)
         for line in lines:
             text = line.stem + line.text if line.branch is not root else visible_text(self.prompt, one_line=True)
@@ -140,22 +142,22 @@ def sample(
         raise UserError(f"{option('lines')}: expected at least 1, got {lines}")
     if not prompt.strip():
         raise UserError("the prompt is empty; give a question, such as 'make 22 from 3 5 7'")
-    given = flat_settings(overrides)
-    if wrong := next((name for name in given if not name.startswith(SETTINGS)), None):
+    replaced = flat_settings(overrides)
+    if wrong := next((name for name in replaced if not name.startswith(SETTINGS)), None):
         raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
-    found = resolve_checkpoint(str(checkpoint))
-    settings = {} if found.recipe is None else read_recipe(found.recipe)
+    trained = resolve_checkpoint(str(checkpoint))
+    settings = {} if trained.recipe is None else read_recipe(trained.recipe)
     for section in ("cluster", "engine"):  # the run's choices for training do not apply here
         settings.pop(section, None)
-    overrides = {**given, **WITHOUT_TRAINING, "model": found.model}
-    config = make_config(settings, overrides, found.recipe or "the options")
-    question = _question(None if found.recipe is None else config, prompt, reference, domain)
-    models = [(Path(checkpoint).name, found.model)]
+    overrides = {**replaced, **WITHOUT_TRAINING, "model": trained.model}
+    config = make_config(settings, overrides, trained.recipe or "the options")
+    question = _question(None if trained.recipe is None else config, prompt, reference, domain)
+    models = [(Path(checkpoint).name, trained.model)]
     if against is not None and str(against) == "start":
-        if found.run_config is None:
+        if trained.run_config is None:
             raise UserError(f"{option('against', 'start')}: only a run has a start; name the other model")
-        start = make_config(read_recipe(str(found.run_config)), {}, str(found.run_config)).model
-        models = [("before", start), ("after", found.model)]
+        start = make_config(read_recipe(str(trained.run_config)), {}, str(trained.run_config)).model
+        models = [("before", start), ("after", trained.model)]
     elif against is not None:
         models.insert(0, (Path(against).name, resolve_checkpoint(str(against)).model))
     return _sampled(config, question, models, rollouts, lines, seed)
@@ -192,7 +194,8 @@ def _sampled(
     from brorl.rollout.engine import SampleTask
 
     merged = config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
-    trees, sampling = [], config.sampling.params
+    trees = []
+    sampling = config.sampling.params
     tokenizer = load_tokenizer(models[-1][1], config.sampling.stop)
     for _, name in models:
         check_vocabulary(name, read_config(find_model(name)), tokenizer)

@@ -73,7 +73,8 @@ def samples(
     if limit < 1:
         raise UserError(f"{option('limit')}: expected a number of at least 1, not {limit}")
 
-    path, name = Path(run).expanduser(), None if prompt is None else str(prompt)
+    path = Path(run).expanduser()
+    name = None if prompt is None else str(prompt)
     check_run(path)
     folder: Folder = "evaluations" if held_out else "rollouts"
     if not (steps := stored_steps(path, folder)):

@@ -81,15 +81,15 @@ def train(
         return _resume(recipe, overrides, progress)
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         folder = Path(scratch) / FOLDER
-        recipe, config, said = resolve_in_memory(recipe, overrides, reward, folder)
+        recipe, config, lines = resolve_in_memory(recipe, overrides, reward, folder)
         check_cheaply(config)
-        if progress and said:
-            print("\n".join(said))  # noqa: T201
+        if progress and lines:
+            print("\n".join(lines))  # noqa: T201
         return _train_new(config, Path(recipe_name(recipe)).stem, folder, progress)
 
 
-def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> TrainingResult:
-    """Train in a new directory; files made from in-memory rows and functions are copied there from `given`."""
+def _train_new(config: TrainConfig, name: str, made_files: Path, progress: bool) -> TrainingResult:
+    """Train in a new directory; the files `made_files` of in-memory rows and functions are copied there."""
     with Screen(silent=not progress) as screen:  # shown while torch is imported
         from brorl.api.training_session import TrainingSession
 
@@ -97,7 +97,7 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
         with directory.locked():  # until it is released, no other process uses or removes the directory
             refuse_used_folder(directory.path)
             try:
-                config = moved(config, given, directory.path / given.name)
+                config = moved(config, made_files, directory.path / made_files.name)
                 return TrainingSession(config, directory, screen, is_new=True).run_to_end()
             except (EngineLostError, LearnerLostError):  # it can be resumed, even from step 0
                 raise

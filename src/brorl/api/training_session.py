@@ -128,11 +128,13 @@ class TrainingSession:
 
     def run_to_end(self) -> TrainingResult:
         """Train to the end or to the next interruption. A second Ctrl-C raises KeyboardInterrupt."""
-        config, screen = self.config, self.screen
+        config = self.config
+        screen = self.screen
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
             require_package(tracker)
-        progress, stop = TrainingProgress(config.steps, config.total_budget, screen), StopRequest(screen.answer_stop)
+        progress = TrainingProgress(config.steps, config.total_budget, screen)
+        stop = StopRequest(screen.answer_stop)
         try:
             ending, message = self._run(progress, stop)
         except KeyboardInterrupt:
@@ -153,7 +155,8 @@ class TrainingSession:
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train. If a remote learner is lost, continue from the last checkpoint with new processes."""
-        limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
+        limit = self.config.cluster.max_restarts
+        advice = f"Continue from the last checkpoint with: {self._resume}"
         cluster = None
         if self.config.cluster.enabled:
             from brorl.distributed.remote_parts import build_cluster
@@ -182,7 +185,8 @@ class TrainingSession:
         self, progress: TrainingProgress, stop: StopRequest, cluster: RayCluster | None, parts: ExitStack
     ) -> tuple[TrainingRun, TrainerState]:
         """Make the parts of the run, write the files that describe it, and announce it."""
-        config, directory = self.config, self.directory
+        config = self.config
+        directory = self.directory
 
         def observe(activity: Activity) -> None:
             progress.observe(activity)
@@ -217,8 +221,10 @@ class TrainingSession:
         self, run: TrainingRun, state: TrainerState, progress: TrainingProgress, stop: StopRequest
     ) -> tuple[Ending, str]:
         """Train, and send every metrics record to the screen and the trackers."""
-        tracking, path = self.config.tracking, self.directory.path
-        name, settings = tracking.run_name or path.name, self.config.model_dump(mode="json")
+        tracking = self.config.tracking
+        path = self.directory.path
+        name = tracking.run_name or path.name
+        settings = self.config.model_dump(mode="json")
         past = self.directory.read_metrics()
         with closing(
             open_trackers(tracking.to, tracking.project, name, settings, path, self.screen.echo, past)
@@ -236,7 +242,8 @@ class TrainingSession:
         hints = self._hints(ending)
         if self.config.report and ending not in (Ending.INTERRUPTED, Ending.PAUSED):
             hints = [self._write_report(), *hints]
-        directory, report = self.directory, self.directory.path / REPORT_FILE
+        directory = self.directory
+        report = self.directory.path / REPORT_FILE
         result = TrainingResult(
             path=directory.path,
             ending=ending,
@@ -262,14 +269,15 @@ class TrainingSession:
         }  # fmt: skip
         if ending in advice:
             return [f"{advice[ending]}: {self._resume}"]
-        limit, steps, number = self.config.budget.limit, self.config.steps, self.config.rollouts_per_prompt
+        limit = self.config.budget.limit
+        steps = self.config.steps
         longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
         longer += [] if steps is None else [f"--steps {2 * steps}"]
         hints = [f"train longer: {self._resume} {' '.join(longer)}"]
         for_many = any(a.estimator == "pass_at_k" and a.k >= _FEW for a in self.config.advantages)
-        if self.is_new and number > _FEW and not for_many:
-            others = ("--output_dir", "null", "--rollouts_per_prompt", _FEW)
-            hints.append(f"compare with few rollouts: {shell_command('train', self.directory.config_file, *others)}")
+        if self.is_new and self.config.rollouts_per_prompt > _FEW and not for_many:
+            options = ("--output_dir", "null", "--rollouts_per_prompt", _FEW)
+            hints.append(f"compare with few rollouts: {shell_command('train', self.directory.config_file, *options)}")
         folder = self.directory.checkpoints
         best = best_checkpoint(folder)
         checkpoint = folder / "best" if best and (folder / "best").is_dir() else best or last_checkpoint(folder)
@@ -299,10 +307,13 @@ class TrainingSession:
 
 def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
     """Return the lines before the first step: model, batch, learning rate, and the step of a resumed run."""
-    learner, optimizer = run.learner, config.optimizer
-    trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
+    optimizer = config.optimizer
+    clip = config.loss.clip
+    parameters = run.learner.num_parameters()
+    trained = run.learner.num_parameters(only_trainable=True)
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
-    clip, lineage, rate = config.loss.clip, _lineage(config.model), f"{config.scaled_learning_rate:.2e}"
+    lineage = _lineage(config.model)
+    rate = f"{config.scaled_learning_rate:.2e}"
     if batch := optimizer.reference_batch:
         rate += f" = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / {batch:,} samples a step)"
     if optimizer.schedule != "constant":
@@ -324,16 +335,17 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
 
 def _placement_line(settings: ClusterSettings, num_machines: int) -> str:
     """Return a line about the processes of a run on its cluster."""
-    each, parts = counted(settings.cpus_per_worker, "CPU thread"), []
-    for number, kind, gpus in (
+    threads = counted(settings.cpus_per_worker, "CPU thread")
+    processes = []
+    for num_processes, kind, gpus in (
         (settings.rollout_workers, "rollout worker", settings.gpus_per_rollout_worker),
         (settings.learner_ranks, "learner rank", settings.gpus_per_learner_rank),
         (settings.verifier_workers, "verifier worker", 0),
     ):
         cards = f", {counted(gpus, 'GPU')}" if gpus else ""
-        parts += [f"{counted(number, kind)} ({each}{cards} each)"] if number else []
+        processes += [f"{counted(num_processes, kind)} ({threads}{cards} each)"] if num_processes else []
     shared = "; rollout workers and learner ranks share GPUs" if settings.placement == "colocated" else ""
-    return f"cluster of {counted(num_machines, 'machine')}: {', '.join(parts)}{shared}"
+    return f"cluster of {counted(num_machines, 'machine')}: {', '.join(processes)}{shared}"
 
 
 def _lineage(model: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from brorl.errors import UserError, option
 from brorl.format import in_seconds
 from brorl.runs import RUNS
 from brorl.runs.run_directory import TUNE_FILE
-from brorl.storage import output_folder
+from brorl.storage import output_folder, refuse_used_output
 from brorl.tuning import AIMS, Aim
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def tune(
     from brorl.tuning.race import prepare_tuning, train_race
     from brorl.tuning.spec import TuningSpec
 
-    folder, seconds = _folder(start, output_dir), _seconds("30m" if budget is None else budget)
+    folder = _folder(start, output_dir)
+    seconds = _seconds("30m" if budget is None else budget)
     with Screen(silent=not progress) as screen:
         if (folder / TUNE_FILE).is_file():
             asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
@@ -102,22 +103,23 @@ def _seconds(budget: str | float) -> float:
     return seconds
 
 
-def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]) -> TrainConfig:
+def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, settings: Mapping[str, Any]) -> TrainConfig:
     """Return the user's recipe, with the model that it starts from."""
     from brorl.comparison.arm_recipes import arm_config, reject_owned
 
-    reject_owned({name: value for name, value in given.items() if name != "model"})
+    reject_owned({name: value for name, value in settings.items() if name != "model"})
     is_recipe = not isinstance(start, str | Path) or str(start) in builtin_recipes() or Path(start).is_file()
     if start is None or is_recipe:
         if recipe is not None and start is not None:
             raise UserError(f"{start} is a recipe, and {option('recipe')} names a second one; give only one")
         chosen = "quickstart" if start is None and recipe is None else start or recipe or ""
     else:
-        if "model" in given:
+        if "model" in settings:
             raise UserError(f"{start} and {option('model')} both name a model; give one of them")
         model, run_config = resolve_checkpoint(str(start))
-        chosen, given = recipe or run_config or "quickstart", {**given, "model": model}
-    return arm_config(raw_settings(chosen), given, recipe_name(chosen))
+        chosen = recipe or run_config or "quickstart"
+        settings = {**settings, "model": model}
+    return arm_config(raw_settings(chosen), settings, recipe_name(chosen))
 
 
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
@@ -128,6 +130,5 @@ def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():
         raise UserError(f"{folder} already contains a tuning; continue it with: brorl tune {shlex.quote(str(folder))}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose a different folder")
+    refuse_used_output(folder)
     return folder

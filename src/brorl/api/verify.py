@@ -98,7 +98,8 @@ class VerifyResult(Result):
             reasons[item.question.domain][_NUMBER.sub("#", item.verdict.reason)] += 1
         rows: list[tuple[str, str, str, str]] = []
         for domain, counts in sorted(reasons.items()):
-            shown, total = counts.most_common(_REASONS), counts.total()
+            shown = counts.most_common(_REASONS)
+            total = counts.total()
             if len(counts) > _REASONS:
                 rest = counted(len(counts) - _REASONS, "other reason")
                 shown.append((rest, total - sum(count for _, count in shown)))
@@ -129,8 +130,8 @@ class VerifyResult(Result):
         lines = []
         if self.unknown:
             shown = ", ".join(_named(item) for item in self.unknown[:_UNKNOWN])
-            number = counted(len(self.unknown), "response")
-            lines.append(f"not verified, because no question of {self.data} has the same id or text: {number}, {shown}")
+            count = counted(len(self.unknown), "response")
+            lines.append(f"not verified, because no question of {self.data} has the same id or text: {count}, {shown}")
         if self.unreadable:
             question, problem = self.unreadable[0]
             lines.append(
@@ -138,11 +139,11 @@ class VerifyResult(Result):
                 f"{question.name} with the reference answer {question.reference[:80]!r}, which {problem}; fix the row"
             )
         if self.num_unverified:
-            number = counted(self.num_unverified, "response")
-            lines.append(f"warning: {number} could not be verified because of infrastructure failures")
+            count = counted(self.num_unverified, "response")
+            lines.append(f"warning: {count} could not be verified because of infrastructure failures")
         if self.compared:
-            number = counted(len(self.compared), "stored verdict")
-            lines.append(f"agreement with {number}: {self.agreement:.2%}")
+            count = counted(len(self.compared), "stored verdict")
+            lines.append(f"agreement with {count}: {self.agreement:.2%}")
         distinct = {(item.question.id, item.response.text): item for item in self.rescored}
         rate = f", {len(distinct) / self.seconds:,.0f} per second" if self.seconds > 0 else ""
         lines.append(f"{counted(len(distinct), 'distinct response')} in {self.seconds:.2f} s{rate}")
@@ -221,7 +222,8 @@ def verify(
             f"{wrong} is not a setting of brorl verify; it takes those that start with verification. (see brorl verify "
             "--help)"
         )
-    asked, target = _data_of(file) if data is None else data, _new_file(output)
+    asked = _data_of(file) if data is None else data
+    target = _new_file(output)
     if not asked.strip():
         raise UserError(f"{option('data')} is empty; name a recipe, a benchmark or a file")
     columns = ResponseColumns(response_column, id_column, correct_column)
@@ -337,7 +339,8 @@ def _named(response: StoredResponse) -> str:
 
 
 def _disagreement(item: RescoredResponse) -> list[str]:
-    response, verdict = item.response, item.verdict
+    response = item.response
+    verdict = item.verdict
     stored, now = ("correct" if correct else "incorrect" for correct in (response.correct, verdict.correct))
     before = f" ({shortened(response.reason)})" if response.reason and response.reason != stored else ""
     extracted = "none" if verdict.extracted is None else shortened(verdict.extracted)

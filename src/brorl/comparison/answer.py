@@ -14,11 +14,10 @@ from rich.text import Text
 from brorl.comparison.figure import make_figure
 from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import TOLERANCE, ComparisonResults, results_of
-from brorl.comparison.scores import Arm, FinishedRun, scores_at, start_scores
+from brorl.comparison.scores import FinishedRun, scores_at, start_scores
 from brorl.comparison.spec import read_comparison
 from brorl.comparison.tables import tables_of
-from brorl.cost import Unit, amount
-from brorl.evaluation.paired import PairedDifference
+from brorl.cost import amount
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import exact, listed, shell_command
 from brorl.reporting.figure import PNG, ResultFigure
@@ -44,7 +43,8 @@ def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
     why = f"to show a difference of {needed.half_width:g} in pass@1" if needed else ""
     if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
         return why, shell_command("compare", folder, "--seeds", needed.seeds)
-    budget, more = _LONGER * comparison.budget, list[str]()
+    budget = _LONGER * comparison.budget
+    more: list[str] = []
     if unshown and results.matched and needed and not needed.enough_prompts:
         budget, seeds = comparison.budget, max(seeds, needed.seeds)
         more = ["--evaluation.num_prompts", str(ceil(needed.prompts / max(len(comparison.source_names()), 1)))]
@@ -77,7 +77,8 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
 
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     """Return the content of `comparison.json`: the answer, the conditions, all numbers, and the scores by prompt."""
-    comparison, caveats = results.comparison, sentences(caveats_of(results))
+    comparison = results.comparison
+    caveats = sentences(caveats_of(results))
     per_prompt = ("prompts", "sources")
     conditions = {f.name: getattr(comparison, f.name) for f in fields(comparison) if f.name not in per_prompt}
     start_P = start_scores(comparison).mean(0)
@@ -88,7 +89,7 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
         **conditions,
         "tolerance": TOLERANCE,
         "matched": results.matched,
-        **{field.name: getattr(results, field.name) for field in fields(results) if field.name != "comparison"},
+        **{f.name: getattr(results, f.name) for f in fields(ComparisonResults) if f.name != "comparison"},
         "arms": [{**vars(arm), "runs": [_run(run, results) for run in arm.runs]} for arm in comparison.arms],
         "prompts": [
             {"id": name, "source": source, "start": start_P[i], "arms": {arm: p[i] for arm, p in end_P.items()}}
@@ -115,55 +116,39 @@ def _run(run: FinishedRun, results: ComparisonResults) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FinishedComparison(Result):
-    """A comparison whose runs are complete."""
+class FinishedComparison(Result, ComparisonResults):
+    """A comparison whose runs are complete: all its numbers, its folder, its answer and its tables."""
 
     path: Path  # folder of the comparison
-    results: ComparisonResults  # all numbers, with 95% intervals
 
     @property
     def answer(self) -> tuple[str, ...]:
         """The answer, and if the arms are named by letters, a sentence that explains the letters."""
-        return tuple(map(str, answer_of(self.results)))
+        return tuple(map(str, answer_of(self)))
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """Limits of the answer, the most serious first, at most three."""
-        return tuple(sentences(caveats_of(self.results)[:MOST_CAVEATS]))
+        return tuple(sentences(caveats_of(self)[:MOST_CAVEATS]))
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables; the first one shows the answer."""
-        return tuple(tables_of(self.results))
+        return tuple(tables_of(self))
 
     @property
     def next(self) -> tuple[str, str]:
         """The reason for the next command, and the command."""
-        return next_command(self.results, self.path)
+        return next_command(self, self.path)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files `comparison.json`, `comparison.png` and `comparison.html`."""
         return tuple(self.path / f"comparison.{ending}" for ending in ("json", "png", "html"))
 
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        """The arms with their runs and evaluations."""
-        return self.results.comparison.arms
-
-    @property
-    def unit(self) -> Unit:
-        """The unit in which the arms are matched; `results.matched` states whether they are."""
-        return self.results.comparison.unit
-
-    @property
-    def difference(self) -> PairedDifference | None:
-        """pass@1 of the second arm minus the first, with its interval and conclusion; None for more than two arms."""
-        return None if self.results.pair is None else self.results.pair[1]
-
     def figure(self) -> ResultFigure:
         """Return the figure in `comparison.png` as a matplotlib figure."""
-        return make_figure(self.results, self.answer[0])
+        return make_figure(self, self.answer[0])
 
     def parts(self) -> Iterator[str | Text | Table]:
         """Yield the answer, the table that shows it, its caveats, the files and the next command."""
@@ -184,10 +169,10 @@ def finished_comparison(folder: Path) -> FinishedComparison:
     Raises:
         StorageError: If a file could not be written.
     """
-    finished = FinishedComparison(folder, results_of(read_comparison(folder)))
+    finished = FinishedComparison(**vars(results_of(read_comparison(folder))), path=folder)
     record, figure, page = finished.files
     with storage_errors(folder):
-        replace_file(record, json.dumps(comparison_record(finished.results), indent=1).encode())
+        replace_file(record, json.dumps(comparison_record(finished), indent=1).encode())
         finished.figure().savefig(figure, **PNG)
-        replace_file(page, comparison_page(finished.results, [figure], finished.next).encode())
+        replace_file(page, comparison_page(finished, [figure], finished.next).encode())
     return finished

@@ -92,9 +92,9 @@ def sweep_arms(
     reject_owned(sweep)
     lengths = {name: len(values) for name, values in sweep.items()}
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
-        given = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise UserError(
-            f"{option('sweep')}: settings change together and need the same number of values, at least two ({given})"
+            f"{option('sweep')}: settings change together and need the same number of values, at least two ({counts})"
         )
     if both := next((name for name in sweep if name in settings), None):
         raise UserError(f"{option(both)} and {option('sweep')} {both} both set it; remove one")
@@ -117,8 +117,8 @@ def sweep_arms(
 
 def arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> TrainConfig:
     """Make the config of an arm. `steps: null` needs a budget, which the comparison sets later, so it is dropped."""
-    given = {key: value for key, value in settings.items() if (key, value) != ("steps", None)}
-    return make_config(given, overrides, name)
+    kept = {key: value for key, value in settings.items() if (key, value) != ("steps", None)}
+    return make_config(kept, overrides, name)
 
 
 def _reject_folder(recipe: str | Path) -> None:

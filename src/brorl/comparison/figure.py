@@ -130,7 +130,8 @@ def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
 
 def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
     """Draw pass@k of the largest k against pass@1, without cost: a line for every arm, from the start on."""
-    comparison, k = results.comparison, results.ks[-1]
+    comparison = results.comparison
+    k = results.ks[-1]
     by_1, by_k = (_curves(comparison, comparison.unit, i) for i in (1, k))
     curves = {name: (by_1[name][1].mean(1), score_MS.mean(1, keepdims=True)) for name, (_, score_MS) in by_k.items()}
     _draw_lines(axis, comparison, None, curves, small=True)

@@ -107,8 +107,8 @@ class Finding:
         return self.template.format(**shown)
 
 
-def found(template: str, **values: Any) -> Finding:
-    """Return a finding."""
+def finding(template: str, **values: Any) -> Finding:
+    """Return a finding with the values of its template."""
     return Finding(template, values)
 
 
@@ -116,7 +116,7 @@ def answer_of(results: ComparisonResults) -> list[Finding]:
     """Return whether the second of two arms won, or which of more arms is best; and the key to the letters, if any."""
     key = "; ".join(f"{letter} is {name}" for letter, name in results.key.items())
     first = _best_arm(results) if results.pair is None else _pair(results, results.pair[1])
-    return [first, *([found(LETTERS, key=key)] if key else [])]
+    return [first, *([finding(LETTERS, key=key)] if key else [])]
 
 
 def caveats_of(results: ComparisonResults) -> list[list[Finding]]:
@@ -128,7 +128,7 @@ def caveats_of(results: ComparisonResults) -> list[list[Finding]]:
         _change_at_equal_cost(results),
         unverified_prompts(results.comparison),
         _settings(results.comparison),
-        (found(NOTE, note=f"{note[0].upper()}{note[1:]}") for note in results.comparison.notes),
+        (finding(NOTE, note=f"{note[0].upper()}{note[1:]}") for note in results.comparison.notes),
         _certainty(results),
         [_seeds_needed(results)],
         [_scope(results.comparison)],
@@ -149,9 +149,9 @@ def match_of(results: ComparisonResults) -> list[Finding]:
         name: points[-1].costs[unit].most for name, points in results.at_eval_points.items() if not points[-1].matched
     }
     if not over:
-        return [found(MATCHED, unit=UNIT_WORDS[unit], **same)]
+        return [finding(MATCHED, unit=UNIT_WORDS[unit], **same)]
     return [
-        found(NOT_MATCHED, arm=name, spent=amount(spent, unit), excess=spent / budget - 1, **same)
+        finding(NOT_MATCHED, arm=name, spent=amount(spent, unit), excess=spent / budget - 1, **same)
         for name, spent in over.items()
     ]
 
@@ -169,7 +169,7 @@ def _pair(results: ComparisonResults, difference: PairedDifference) -> Finding:
             template = SCORED_HIGHER
         case _:
             template = NO_DIFFERENCE_UNMATCHED
-    return found(
+    return finding(
         template, a=a, b=b, score_a=score_a, score_b=score_b, difference=difference.difference,
         winner=b if difference.conclusion == "B leads" else a, seeds=results.seeds_text,
         budget=amount(results.budget, results.comparison.unit),
@@ -182,14 +182,14 @@ def _best_arm(results: ComparisonResults) -> Finding:
     best = next((best for best in results.best[1] if best.eval_point == results.budget), None)
     if best is None:
         kept = [name for name in results.names if name not in over]
-        return found(ONE_ARM_LEFT, budget=budget, arm=kept[0]) if kept else found(NO_ARM_LEFT, budget=budget)
+        return finding(ONE_ARM_LEFT, budget=budget, arm=kept[0]) if kept else finding(NO_ARM_LEFT, budget=budget)
     if best.is_tied:
         template = TIED
     elif not best.lead_shown:
         template = NO_WINNER
     else:
         template = BEST_WON_WITH_ONE_SEED if results.fewest_seeds == 1 else BEST_WON
-    return found(
+    return finding(
         template, budget=budget, left_out=f" (without {listed(over)}, which overshot it)" if over else "", arm=best.arm,
         second=best.second, score=interval(results.scores.pass_at[best.arm][1]), lead=best.lead,
         seeds=results.seeds_text,
@@ -205,7 +205,7 @@ def _slow_runs(results: ComparisonResults) -> Iterator[Finding]:
         usual = median(steps) if len(steps) >= _FEWEST_SIBLINGS else 0
         for run, made in zip(runs, steps, strict=True):
             if made < _SLOW * usual:
-                yield found(SLOW_RUN, seed=run.seed, arm=arm.name, steps=made, usual=usual, path=run.path)
+                yield finding(SLOW_RUN, seed=run.seed, arm=arm.name, steps=made, usual=usual, path=run.path)
 
 
 def _early_ends(results: ComparisonResults) -> Iterator[Finding]:
@@ -215,7 +215,7 @@ def _early_ends(results: ComparisonResults) -> Iterator[Finding]:
             if (spent := run.scores[-1].cost.of(unit)) < results.budget:
                 budget = amount(results.budget, unit)
                 ended = {"spent": amount(spent, unit), "budget": budget, "reason": run.end_reason}
-                yield found(ENDED_EARLY, arm=arm.name, seed=run.seed, **ended)
+                yield finding(ENDED_EARLY, arm=arm.name, seed=run.seed, **ended)
 
 
 def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
@@ -230,49 +230,51 @@ def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
         spent = listed([f"{short_amount(cost, unit)} with {name}" for name, cost in ends.items()])
         conclusion = with_names(there.conclusion, a, b)
         at = {"amount": amount(equal.amount, unit), "conclusion": conclusion, "difference": there.difference}
-        yield found(CHANGES_AT_EQUAL_COST, a=a, b=b, spent=spent, **at)
+        yield finding(CHANGES_AT_EQUAL_COST, a=a, b=b, spent=spent, **at)
 
 
 def unverified_prompts(comparison: Comparison) -> Iterator[Finding]:
     """Yield a finding if held-out prompts are excluded."""
     if comparison.num_left_out:
-        number = len(comparison.prompts) + comparison.num_left_out
-        yield found(LEFT_OUT, left_out=comparison.num_left_out, number=number)
+        num_prompts = len(comparison.prompts) + comparison.num_left_out
+        yield finding(LEFT_OUT, left_out=comparison.num_left_out, number=num_prompts)
 
 
 def _settings(comparison: Comparison) -> Iterator[Finding]:
     """Yield a finding if several settings differ, and not only N and the prompts per step."""
     names = sorted({name for arm in comparison.arms for name in arm.differs})
-    others = [name for name in names if name not in _EXPECTED]
-    if others and _ROLLOUTS in names:
-        yield found(MORE_SETTINGS, settings=listed(others))
-    elif others and len(names) > 1:
-        yield found(SEVERAL_SETTINGS, settings=listed(names))
+    unexpected = [name for name in names if name not in _EXPECTED]
+    if unexpected and _ROLLOUTS in names:
+        yield finding(MORE_SETTINGS, settings=listed(unexpected))
+    elif unexpected and len(names) > 1:
+        yield finding(SEVERAL_SETTINGS, settings=listed(names))
 
 
 def _certainty(results: ComparisonResults) -> Iterator[Finding]:
     """Yield the seeds, the variation that the intervals cover, and a test that disagrees."""
-    pair, one_seed = None if results.pair is None else results.pair[1], results.fewest_seeds == 1
+    pair = None if results.pair is None else results.pair[1]
+    one_seed = results.fewest_seeds == 1
     covers = pair.covers if pair else "prompts" if one_seed else "prompts and seeds"
-    yield found(COVERS, seeds=results.seeds_text, covers=_COVERS[covers])
+    yield finding(COVERS, seeds=results.seeds_text, covers=_COVERS[covers])
     if one_seed:
-        yield found(ONE_SEED)
+        yield finding(ONE_SEED)
     elif pair and pair.seeds_ahead is not None:
-        yield found(SEEDS_AHEAD, b=results.names[1], ahead=pair.seeds_ahead, number=pair.num_seeds[0])
+        yield finding(SEEDS_AHEAD, b=results.names[1], ahead=pair.seeds_ahead, number=pair.num_seeds[0])
     test = pair.prompt_test if pair and pair.conclusion == "no difference shown" else None
     if test is not None and test.p_two_sided < 0.05:
-        yield found(T_TEST_DISAGREES, p=p_value(test.p_two_sided))
+        yield finding(T_TEST_DISAGREES, p=p_value(test.p_two_sided))
 
 
 def _seeds_needed(results: ComparisonResults) -> Finding:
     """Return how many seeds would show a difference of 0.02 in pass@1, for the arm that needs the most."""
     known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
     if not known:
-        return found(SEEDS_UNKNOWN)
+        return finding(SEEDS_UNKNOWN)
     arm, needed = max(known.items(), key=lambda item: (item[1].prompts, item[1].seeds))
-    first, several = results.names[0], len(results.names) > 2
+    first = results.names[0]
+    several = len(results.names) > 2
     of_arm = f" between {first} and {arm}, which needs the most (without correction for several intervals)"
-    return found(
+    return finding(
         SEEDS_NEEDED if needed.enough_prompts else PROMPTS_NEEDED, half_width=needed.half_width,
         arm=arm, of_arm=of_arm if several else "", prompts=len(results.comparison.prompts), needed=needed.prompts,
         seeds=needed.seeds,
@@ -281,4 +283,4 @@ def _seeds_needed(results: ComparisonResults) -> Finding:
 
 def _scope(comparison: Comparison) -> Finding:
     machine = f", and for this machine ({comparison.machine})" if comparison.unit == "seconds" else ""
-    return found(SCOPE, checkpoint=comparison.checkpoint, machine=machine)
+    return finding(SCOPE, checkpoint=comparison.checkpoint, machine=machine)

@@ -72,11 +72,12 @@ def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
 
 
 def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, Spread | None]:
-    """Return an arm's use of its samples and tokens; without an arm, only the token numbers of the start.
+    """Return an arm's use of its samples and tokens.
 
-    `samples_per_s` divides by the seconds of the whole run, `generated_per_s` (the paper's throughput) by those of
-    generation alone. `mixed_fraction` is the paper's dynamic-sampling pass rate. `tokens_per_response` and
-    `correct_per_1000_tokens` come from the evaluation at the start or at the budget.
+    Without an arm, return only the token numbers of the start. `samples_per_s` divides by the seconds of the whole run,
+    `generated_per_s` (the paper's throughput) by those of generation alone. `mixed_fraction` is the paper's
+    dynamic-sampling pass rate. `tokens_per_response` and `correct_per_1000_tokens` come from the evaluation at the
+    start or at the budget.
     """
     ratios: dict[str, list[tuple[float, float]]] = {}
     if arm is None:
@@ -123,7 +124,8 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
     with probability C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is
     an overestimate.
     """
-    n, num_prompts = comparison.num_samples, len(comparison.prompts)
+    n = comparison.num_samples
+    num_prompts = len(comparison.prompts)
     start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
     total_SP = start_SP + end_SP
     before_SP, after_SP = pass_at_k(start_SP, n, k), pass_at_k(end_SP, n, k)
@@ -173,7 +175,7 @@ def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int
     scores: dict[int, Estimate | None] = dict.fromkeys(ks)
     differences: dict[int, PairedDifference | None] = dict.fromkeys(ks)
     for k in ks:
-        a_SP, b_SP = (scores_at_cost(comparison, one, unit, amount, k) for one in (first, arm))
+        a_SP, b_SP = (scores_at_cost(comparison, side, unit, amount, k) for side in (first, arm))
         if b_SP is not None:
             scores[k] = mean_over_runs(b_SP)
             if a_SP is not None:
@@ -182,10 +184,11 @@ def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int
 
 
 def scores_at_cost(comparison: Comparison, arm: Arm, unit: Unit, amount: float, k: int = 1) -> FloatArray | None:
-    """Interpolate an arm's pass@k on each prompt at a cost, linearly between evaluations; shape [S, P], by seed.
+    """Interpolate an arm's pass@k on each prompt at a cost, linearly between evaluations.
 
-    A run that ended early keeps its last score. The result is None between the start and a run's first evaluation, and
-    between evaluations more than a factor of about 2 apart; docs/explanation/comparing.md gives the reasons.
+    The result has shape [S, P], by seed. A run that ended early keeps its last score. The result is None between the
+    start and a run's first evaluation, and between evaluations more than a factor of about 2 apart;
+    docs/explanation/comparing.md gives the reasons.
     """
     rows = []
     for run in sorted(arm.runs, key=lambda run: run.seed):
@@ -337,16 +340,18 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         ValueError: If it has fewer than two arms, two arms with the same name, or a run without an evaluation at an
             evaluation point.
     """
-    arms, names = comparison.arms, [arm.name for arm in comparison.arms]
+    arms = comparison.arms
+    names = [arm.name for arm in arms]
     if len(names) < 2:
         raise ValueError(f"a comparison needs at least two arms, got {len(names)}")
     if len(set(names)) < len(names):
         raise ValueError(f"arms need different names, not {', '.join(names)}")
-    budget, ks = comparison.eval_points[-1], tuple(sorted({1, *comparison.ks}))
+    budget = comparison.eval_points[-1]
+    ks = tuple(sorted({1, *comparison.ks}))
     end_ks = tuple(dict.fromkeys((1, ks[-1])))
     at_end = {START: {k: start_scores(comparison, k) for k in ks}}
     at_end |= {arm.name: {k: scores_at(comparison, arm, budget, k) for k in ks} for arm in arms}
-    whole = _budget_scores(arms, at_end, ks, np.arange(len(comparison.prompts)))
+    scores = _budget_scores(arms, at_end, ks, np.arange(len(comparison.prompts)))
     sources = comparison.source_names()
     # Steps are omitted unless the budget is in steps, because a step costs more at a larger N.
     units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
@@ -355,9 +360,11 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         comparison=comparison,
         key={arm.name: arm.title for arm in arms if arm.title},
         ks=ks,
-        scores=whole,
+        scores=scores,
         sources={
-            t: _budget_scores(arms, at_end, end_ks, comparison.prompts_of(t)) for t in sources if len(sources) > 1
+            name: _budget_scores(arms, at_end, end_ks, comparison.prompts_of(name))
+            for name in sources
+            if len(sources) > 1
         },
         at_eval_points={
             arm.name: tuple(ArmScores.of(comparison, arm, p, end_ks) for p in comparison.eval_points) for arm in arms
@@ -366,7 +373,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         best={k: frontier(comparison, k) for k in end_ks},
         use={START: use_of_samples(comparison), **{arm.name: use_of_samples(comparison, arm) for arm in arms}},
         coverage=tuple(coverage_change(comparison, arm, budget, ks[-1], len(arms)) for arm in arms),
-        seeds_needed={name: seeds_needed(by_k[1].parts) for name, by_k in whole.differences.items()},
+        seeds_needed={name: seeds_needed(by_k[1].parts) for name, by_k in scores.differences.items()},
     )
 
 
@@ -375,7 +382,7 @@ def _budget_scores(
 ) -> BudgetScores:
     """Average scores (shape [S, P], by name and k) over some prompts, and compare each later arm with the first."""
     chosen = {name: {k: by_k[k][:, prompts] for k in ks} for name, by_k in scores.items()}
-    first, *others = arms
+    first, *later_arms = arms
     return BudgetScores(
         len(prompts),
         {name: {k: mean_over_runs(score_SP) for k, score_SP in by_k.items()} for name, by_k in chosen.items()},
@@ -384,6 +391,6 @@ def _budget_scores(
                 k: paired_difference(chosen[first.name][k], b_SP, seeds_paired=have_same_seeds(first, arm))
                 for k, b_SP in chosen[arm.name].items()
             }
-            for arm in others
+            for arm in later_arms
         },
     )

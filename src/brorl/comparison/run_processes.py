@@ -72,11 +72,11 @@ class ComparisonView:
         self._num_ended += 1
         ks = dict.fromkeys((min(progress.score), max(progress.score))) if progress.score else {}
         scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ks)
-        others = sum(one.fraction for one in self._in_progress if not one.ended)
+        in_progress = sum(other.fraction for other in self._in_progress if not other.ended)
         spent = f"{counted(progress.spent.steps, 'step')}, {progress.spent.seconds:,.0f} s"
         run = f"{progress.run.arm:<{max(len(run.arm) for run in self._runs)}}  seed {progress.run.seed}"
-        number = f"{len(self.complete) + self._num_ended:>4}/{len(self._runs)}"
-        self._screen.echo(f"{number}  {run}  {scores}  {spent}  {self._time_left(others)}".rstrip())
+        position = f"{len(self.complete) + self._num_ended:>4}/{len(self._runs)}"
+        self._screen.echo(f"{position}  {run}  {scores}  {spent}  {self._time_left(in_progress)}".rstrip())
 
     def stopping(self, num_runs: int) -> None:
         """Print that runs will stop."""
@@ -98,10 +98,11 @@ class ComparisonView:
 
     def _time_left(self, in_progress: float) -> str:
         """Estimate the time left from the runs of this call that are done, ended or in progress; else empty."""
-        done, whole = self._num_ended + in_progress, len(self._runs) - len(self.complete)
-        if not 0.02 < done < whole:
+        done = self._num_ended + in_progress
+        total = len(self._runs) - len(self.complete)
+        if not 0.02 < done < total:
             return ""
-        return f"{duration((perf_counter() - self._started) * (whole - done) / done)} left"
+        return f"{duration((perf_counter() - self._started) * (total - done) / done)} left"
 
 
 @dataclass(frozen=True)
@@ -168,13 +169,13 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     num = num or max(1, len(cores) // (threads or len(cores)))
     _reject_more(num, len(cores), f"this process may use {counted(len(cores), 'core')}, and runs cannot share one")
-    each = len(cores) // num
-    if num > 1 and threads > each:
+    share = len(cores) // num
+    if num > 1 and threads > share:
         raise UserError(
-            f"{option('jobs', num)}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; "
-            f"use {option('jobs', max(len(cores) // threads, 1))}, or {option('engine.threads', each)}"
+            f"{option('jobs', num)}: each run would get {share} of {len(cores)} cores, and engine.threads = {threads}; "
+            f"use {option('jobs', max(len(cores) // threads, 1))}, or {option('engine.threads', share)}"
         )
-    return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]
+    return [Slot(frozenset(cores[i * share : (i + 1) * share])) for i in range(num)]
 
 
 _POLL_S = 0.5
@@ -315,7 +316,8 @@ def _errors_of(run: PlannedRun) -> Path:
 
 def _check_end(run: PlannedRun, code: int) -> None:
     """Raise a UserError with the last line of the run's errors if the run is not complete."""
-    errors, end = _errors_of(run), progress_of(run)
+    errors = _errors_of(run)
+    end = progress_of(run)
     if end.ended_early or (end.ended and code == 0):
         errors.unlink(missing_ok=True)
         return
@@ -338,11 +340,11 @@ def _stop(processes: Sequence[ForkServerProcess], stops: Sequence[int]) -> None:
     while any(process.exitcode is None for process in processes):
         while passed_on < max(len(stops), 1):  # at least once, because a run may have failed
             passed_on += 1
-            number = signal.SIGINT if passed_on < _KILLED_BY else signal.SIGKILL
+            stop_signal = signal.SIGINT if passed_on < _KILLED_BY else signal.SIGKILL
             for process in processes:
                 if process.pid is not None and process.exitcode is None:
                     with suppress(ProcessLookupError):
-                        os.kill(process.pid, number)
+                        os.kill(process.pid, stop_signal)
         wait([process.sentinel for process in processes if process.exitcode is None], _POLL_S)
 
 
@@ -357,7 +359,8 @@ def fitted(
     if spec.unit == "steps":  # any budget fits
         return spec
     screen.echo(f"{_STEPS} steps of each arm first, to measure the cost of a step")
-    folders, runs = arm_folders(spec.arms), []
+    folders = arm_folders(spec.arms)
+    runs = []
     with output_folder(folder), RunDirectory(folder).locked(), TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
         for arm in spec.arms:
             directory = Path(scratch) / folders[arm.name]

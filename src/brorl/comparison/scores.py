@@ -102,7 +102,7 @@ class Comparison:
 
 
 def score_at(run: FinishedRun, unit: Unit, spent: float) -> RunEvaluation:
-    """Return a run's first evaluation after it had spent an amount of a unit; 0 is the start.
+    """Return a run's first evaluation after it had spent an amount of a unit (0: the start).
 
     Raises:
         ValueError: If the run was not evaluated there and did not end early.
@@ -165,14 +165,15 @@ Setup = tuple[list[dict[str, str]], int, tuple[int, ...]]
 SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 
 
-def without_unverified(whole: Comparison) -> Comparison:
+def without_unverified(comparison: Comparison) -> Comparison:
     """Return a comparison without the prompts that have unverified responses in any evaluation of any run.
 
     All arms then have the same prompts and the same number of responses to each, as paired differences require.
     """
-    kept = verified_prompts([score for arm in whole.arms for run in arm.runs for score in run.scores])
-    if kept.size == len(whole.prompts):
-        return whole
+    kept = verified_prompts([score for arm in comparison.arms for run in arm.runs for score in run.scores])
+    num_left_out = len(comparison.prompts) - kept.size
+    if not num_left_out:
+        return comparison
 
     def of_kept(score: RunEvaluation) -> RunEvaluation:
         kept_P, tokens_P = score.num_correct_P[kept], score.sampled_tokens_P[kept]
@@ -180,12 +181,10 @@ def without_unverified(whole: Comparison) -> Comparison:
 
     arms = [
         replace(arm, runs=tuple(replace(run, scores=tuple(map(of_kept, run.scores))) for run in arm.runs))
-        for arm in whole.arms
+        for arm in comparison.arms
     ]
-    prompts, sources = (tuple(names[i] for i in kept.tolist()) for names in (whole.prompts, whole.sources))
-    return replace(
-        whole, arms=tuple(arms), prompts=prompts, sources=sources, num_left_out=len(whole.prompts) - kept.size
-    )
+    prompts, sources = (tuple(names[i] for i in kept.tolist()) for names in (comparison.prompts, comparison.sources))
+    return replace(comparison, arms=tuple(arms), prompts=prompts, sources=sources, num_left_out=num_left_out)
 
 
 def verified_prompts(scores: Sequence[RunEvaluation]) -> IntArray:
@@ -213,11 +212,13 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
         UserError: If the metrics contain no results by prompt, or the held-out prompts are missing.
     """
     records = RunDirectory(path).read_metrics()
-    cost, scores, begins = Cost(), [], dict[str, Cost]()
     end_reason = records[-1].end_reason if records else None
+    cost = Cost()
+    scores: list[RunEvaluation] = []
+    phase_begins: dict[str, Cost] = {}
     for record in records:
         if record.objective and record.objective.begins and record.objective.phase > 1:
-            begins[record.objective.begins] = cost
+            phase_begins[record.objective.begins] = cost
         cost += record.cost
         if record.evaluation:
             scores.append(_score(cost, record.evaluation))
@@ -231,29 +232,38 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
     last = next(record.evaluation for record in reversed(records) if record.evaluation)
     setup = RunDirectory(path).read_held_out(), last.num_samples, tuple(sorted(last.pass_at))
     sampled = [record.sampling for record in records if record.sampling]
-    stage_seconds: Counter[str] = Counter()
-    for record in records:
-        seconds = asdict(record.seconds) if record.seconds else {}
-        stage_seconds.update({name: value for name, value in seconds.items() if value is not None and name != "total"})
     run = FinishedRun(
         seed=seed,
         scores=tuple(scores),
         cost=cost,
-        stage_seconds=dict(stage_seconds),
+        stage_seconds=_stage_seconds(records),
         groups=sum(step.groups for step in sampled),
         groups_mixed=sum(step.groups_mixed for step in sampled),
         end_reason=end_reason,
         path=str(path),
-        phase_begins=begins,
+        phase_begins=phase_begins,
     )
     return run, setup
 
 
+def _stage_seconds(records: Sequence[StepRecord]) -> dict[str, float]:
+    """Return the seconds of each stage, over all records."""
+    stage_seconds: Counter[str] = Counter()
+    for record in records:
+        seconds = asdict(record.seconds) if record.seconds else {}
+        stage_seconds.update({name: value for name, value in seconds.items() if value is not None and name != "total"})
+    return dict(stage_seconds)
+
+
 def _score(cost: Cost, evaluation: EvaluationRecord) -> RunEvaluation:
     prompts = evaluation.prompts
-    correct, tokens = (np.array(counts, np.int64) for counts in (prompts.num_correct, prompts.sampled_tokens))
-    lost = prompts.num_unverified
-    return RunEvaluation(cost, correct, tokens, evaluation.truncation_rate, None if lost is None else np.array(lost))
+    return RunEvaluation(
+        cost=cost,
+        num_correct_P=np.array(prompts.num_correct, np.int64),
+        sampled_tokens_P=np.array(prompts.sampled_tokens, np.int64),
+        truncation_rate=evaluation.truncation_rate,
+        num_unverified_P=None if prompts.num_unverified is None else np.array(prompts.num_unverified),
+    )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
 from brorl.format import counted, exact, in_seconds, plain
 from brorl.runs.run_directory import SPEC_FILE
-from brorl.storage import json_ready, read_json_file, replace_file, storage_errors
+from brorl.storage import json_ready, read_json_file, refuse_used_output, replace_file, storage_errors
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
 _DEFAULT_POINTS = 4  # evaluation points of the default arms
@@ -39,7 +39,8 @@ LEAST_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step o
 # Without --budget, a run gets at least these amounts and `LEAST_STEPS` steps of every arm.
 _LEAST_BUDGET: dict[Unit, float] = {"steps": LEAST_STEPS, "seconds": 30.0, "samples": 1.0, "unique_tokens": 1.0}
 _FEW, _MANY = 16, 512  # a single recipe is compared with one of these rollouts per prompt
-_NUM_POINTS, _SEEDS = 8, 5
+_NUM_POINTS = 8
+_SEEDS = 5
 _SWEPT = "quickstart"  # recipe of a sweep without a recipe
 _ROLLOUTS = "rollouts_per_prompt"
 TRIAL = "trial-"  # folders of trial steps begin with this
@@ -131,13 +132,11 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
 
 def spec_in(folder: Path, arguments: ComparisonRequest) -> ComparisonSpec:
     """Read the spec of a folder. `seeds` may add to its seeds; other arguments are rejected."""
-    given = [
-        option(name) for name in ("sweep", "checkpoint", "match", "budget", "eval_points") if getattr(arguments, name)
-    ]
-    given += [option(name) for name in arguments.overrides or ()]
-    if given:
+    names = ("sweep", "checkpoint", "match", "budget", "eval_points")
+    changed = [*(name for name in names if getattr(arguments, name)), *(arguments.overrides or ())]
+    if changed:
         raise UserError(
-            f"{folder} is already a comparison, which {given[0]} cannot change; only {option('seeds')} and "
+            f"{folder} is already a comparison, which {option(changed[0])} cannot change; only {option('seeds')} and "
             f"{option('jobs')} can"
         )
     return _with_seeds(read_spec(folder), arguments.seeds, folder)
@@ -152,8 +151,9 @@ def spec_for(folder: Path | None, arguments: ComparisonRequest) -> ComparisonSpe
         before = read_spec(folder)
         _require_same(folder, before, spec, arguments)
         return _with_seeds(before, arguments.seeds, folder)
-    if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
-        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose a different folder")
+    has_only_trials = folder.is_dir() and all(path.name.startswith(TRIAL) for path in folder.iterdir())
+    if not has_only_trials:
+        refuse_used_output(folder)
     return spec
 
 
@@ -196,9 +196,10 @@ def read_comparison(folder: Path) -> Comparison:
     runs: dict[str, list[FinishedRun]] = {arm.name: [] for arm in spec.arms}
     setups: dict[str, Setup] = {}
     for run in spec.runs_in(folder):
-        if (read := read_scores(run.directory, run.seed, run.budget)) is not None:
-            runs[run.arm].append(read[0])
-            setups[read[0].path] = read[1]
+        if (scores := read_scores(run.directory, run.seed, run.budget)) is not None:
+            finished, setup = scores
+            runs[run.arm].append(finished)
+            setups[finished.path] = setup
     if arm := next((name for name, of_arm in runs.items() if len(of_arm) < spec.seeds), None):
         raise UserError(
             f"{folder}: {len(runs[arm])} of {spec.seeds} runs of {arm} are complete; continue with: brorl compare "
@@ -255,13 +256,14 @@ def _new_spec(arguments: ComparisonRequest) -> ComparisonSpec:
 
 def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
     """Return the budget in its unit: the given budget, the last amount of --eval-points, or the least budget."""
-    given, points = arguments.budget, arguments.eval_points
-    if given is None:
+    amount_or_text = arguments.budget
+    points = arguments.eval_points
+    if amount_or_text is None:
         return _LEAST_BUDGET[unit] if points is None or isinstance(points, int) else max(points)
-    budget = in_seconds(given) if unit == "seconds" else _number(given)
+    budget = in_seconds(amount_or_text) if unit == "seconds" else _number(amount_or_text)
     if budget is None:
         example = "a time such as 90, 90s, 5m or 8h" if unit == "seconds" else f"a number of {UNIT_WORDS[unit]}"
-        raise UserError(f"{option('budget')}: expected {example}, got {given}")
+        raise UserError(f"{option('budget')}: expected {example}, got {amount_or_text}")
     if not 0 < budget < float("inf"):
         raise UserError(f"{option('budget')}: expected an amount above 0, got {exact(budget)}")
     if unit == "steps" and not budget.is_integer():
@@ -269,9 +271,9 @@ def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
     return budget
 
 
-def _number(given: str | float) -> float | None:
+def _number(text: str | float) -> float | None:
     try:
-        return float(given)
+        return float(text)
     except ValueError:
         return None
 
@@ -281,7 +283,8 @@ def fit_budget(spec: ComparisonSpec, arguments: ComparisonRequest, cost_of: Mapp
 
     `cost_of` maps each arm to its cost per step, in the unit of the budget.
     """
-    unit, slowest = spec.unit, max(cost_of, key=cost_of.__getitem__)
+    unit = spec.unit
+    slowest = max(cost_of, key=cost_of.__getitem__)
     least = _two_digits(_MARGIN * cost_of[slowest] / TOLERANCE)
     if least <= spec.budget:
         return spec
@@ -307,7 +310,8 @@ def _two_digits(value: float) -> float:
 
 def _arms(arguments: ComparisonRequest) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]:
     """Return the arms, and a note if they were chosen."""
-    overrides, recipes = arguments.overrides or {}, arguments.arms
+    overrides = arguments.overrides or {}
+    recipes = arguments.arms
     reject_owned(overrides)
     settings = dict(overrides) | ({} if arguments.checkpoint is None else {"model": arguments.checkpoint})
     if arguments.sweep:
@@ -336,18 +340,18 @@ def _eval_points(points: int | Sequence[float] | None, budget: float, unit: Unit
     If `points` is a number, each is sqrt(2) times the one before: 3 points of 100 are 50, 70.7 and 100.
     """
     if points is None or isinstance(points, int):
-        number = _NUM_POINTS if points is None else points
-        if number < 1:
+        num_points = _NUM_POINTS if points is None else points
+        if num_points < 1:
             raise UserError(
                 f"{option('eval-points')}: expected a number of evaluation points, or amounts like 10,20,40, "
-                f"got {number}"
+                f"got {num_points}"
             )
-        points = [budget * 2 ** (-i / 2) for i in range(number)]
+        points = [budget * 2 ** (-i / 2) for i in range(num_points)]
     else:
         if not all(0 < point <= budget for point in points):
-            given = ",".join(map(exact, points))
             raise UserError(
-                f"{option('eval-points')}: amounts must be above 0 and up to the budget of {exact(budget)}, got {given}"
+                f"{option('eval-points')}: amounts must be above 0 and up to the budget of {exact(budget)}, got "
+                f"{','.join(map(exact, points))}"
             )
         points = [*points, budget]
     if unit == "steps":

@@ -25,10 +25,10 @@ def tables_of(results: ComparisonResults) -> list[Table]:
 
     With two arms it shows pass@k at the budget; with more, the costs and scores of the arms.
     """
-    costs, pair = arm_table(results), results.pair is not None
-    first = [pair_table(results), costs, paired_table(results)] if pair else [costs]
+    costs = arm_table(results)
+    first = [costs] if results.pair is None else [pair_table(results), costs, paired_table(results)]
     settings = [settings_table(results)] if any(arm.differs for arm in results.comparison.arms) else []
-    others = [
+    further = [
         *(frontier_table(results, k) for k in results.end_ks),
         equal_table(results),
         use_table(results),
@@ -36,8 +36,8 @@ def tables_of(results: ComparisonResults) -> list[Table]:
         solved_table(results),
     ]
     if results.key:  # the letters are explained early
-        return [first[0], *settings, *first[1:], *others]
-    return [*first, *others, *settings]
+        return [first[0], *settings, *first[1:], *further]
+    return [*first, *further, *settings]
 
 
 def arm_table(results: ComparisonResults) -> Table:
@@ -87,7 +87,7 @@ _USE: dict[str, tuple[str, Callable[[float], str]]] = {
 def use_table(results: ComparisonResults) -> Table:
     """Make the table of mixed groups, throughput and tokens (the paper's Tables 2 and 3)."""
     rows = [
-        (name, *("-" if (found := use.get(key)) is None else form(found.mean) for key, (_, form) in _USE.items()))
+        (name, *("-" if (spread := use.get(key)) is None else form(spread.mean) for key, (_, form) in _USE.items()))
         for name, use in results.use.items()
     ]
     notes = (
@@ -169,21 +169,22 @@ def _values(estimates: Iterable[Estimate]) -> tuple[str, ...]:
 
 def equal_table(results: ComparisonResults) -> Table:
     """Make the table of every later arm minus the first at equal cost, in every unit."""
-    first, rows = results.names[0], []
-    number = sum(d is not None for row in results.at_equal_cost for d in row.differences.values())
+    first = results.names[0]
+    rows = []
+    num_intervals = sum(d is not None for row in results.at_equal_cost for d in row.differences.values())
     for equal in results.at_equal_cost:
         counted_in = {"seconds": "", "unique_tokens": " tokens"}.get(equal.unit, f" {equal.unit}")
         cells = [f"{equal.arm}, {short_amount(equal.amount, equal.unit)}{counted_in}"]
         for k, score in equal.scores.items():
             difference = equal.differences[k]
             cells.append("-" if score is None else f"{score.value:.3f}")
-            corrected = None if difference is None else CorrectedInterval.of(difference.at_level, number)
+            corrected = None if difference is None else CorrectedInterval.of(difference.at_level, num_intervals)
             cells.append("-" if not difference or not corrected else _marked(difference.difference, corrected))
         rows.append(tuple(cells))
     notes = [
         "At the largest cost that every run of the two arms reached, interpolated linearly between evaluations; tokens "
         "are unique tokens.",
-        *([_marks_note(number)] if number else []),
+        *([_marks_note(num_intervals)] if num_intervals else []),
     ]
     if any(score is None for equal in results.at_equal_cost for score in equal.scores.values()):
         notes.append(
@@ -196,7 +197,8 @@ def equal_table(results: ComparisonResults) -> Table:
 
 def frontier_table(results: ComparisonResults, k: int) -> Table:
     """Make the table of every arm's pass@k at every evaluation point; the best arm at each point is marked."""
-    unit, best = results.comparison.unit, {b.eval_point: b for b in results.best[k] if not b.is_tied}
+    unit = results.comparison.unit
+    best = {b.eval_point: b for b in results.best[k] if not b.is_tied}
     rows = []
     for index, eval_point in enumerate(results.comparison.eval_points):
         cells = []
@@ -215,7 +217,8 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
 
 def source_table(results: ComparisonResults, k: int) -> Table:
     """Make the table of pass@k by source, with the difference of two arms."""
-    is_pair, rows = results.pair is not None, []
+    is_pair = results.pair is not None
+    rows = []
     for source, scores in results.sources.items():
         differences = [signed(by_k[k].difference) for by_k in scores.differences.values()] if is_pair else []
         cells = *_values(by_k[k] for by_k in scores.pass_at.values()), *differences
@@ -226,7 +229,8 @@ def source_table(results: ComparisonResults, k: int) -> Table:
 
 def solved_table(results: ComparisonResults) -> Table:
     """Make the table of prompts gained and lost since the start."""
-    k, comparison = results.ks[-1], results.comparison
+    k = results.ks[-1]
+    comparison = results.comparison
     rows = tuple(
         (
             c.arm,

@@ -103,7 +103,8 @@ class TrainingProgress:
 
 def step_notes(record: StepRecord) -> list[str]:
     """Return a line on each unusual event of a step."""
-    lines, evaluation = [], record.evaluation
+    lines = []
+    evaluation = record.evaluation
     for measured, where in (
         (record.sampling, "their reasons are in rollouts/"),
         (evaluation, "this was during evaluation"),
@@ -196,14 +197,15 @@ _COLUMNS = (
 
 def _cells(record: StepRecord, carried: int, left: str) -> list[str]:
     """Return the text of every column for one step."""
-    sampling, kept = record.sampling or SamplingRecord(), record.kept or KeptRecord()
+    sampling = record.sampling or SamplingRecord()
+    kept = record.kept or KeptRecord()
     seconds = record.seconds or SecondsRecord()
-    one = record.evaluation.pass_at.get(1) if record.evaluation else None
+    pass_at_1 = record.evaluation.pass_at.get(1) if record.evaluation else None
     stages = (seconds.generation, seconds.verification, seconds.training)
     return [
         str(record.step),
         f"{sampling.reward:.3f}",
-        f"{one.value:.3f} [{one.low:.2f}, {one.high:.2f}]" if one else "",
+        f"{pass_at_1.value:.3f} [{pass_at_1.low:.2f}, {pass_at_1.high:.2f}]" if pass_at_1 else "",
         f"{kept.groups} ({carried} carried)" if carried else str(kept.groups),
         f"{sampling.groups:,}",
         f"{sampling.truncation_rate:.0%}",

@@ -56,7 +56,8 @@ class _CurrentWork:
     @property
     def title(self) -> str:
         """The step and the stage."""
-        name, detail = STAGE_NAMES.get(self.stage.name, self.stage.name), self.stage.detail
+        name = STAGE_NAMES.get(self.stage.name, self.stage.name)
+        detail = self.stage.detail
         if name == "evaluating":
             return "evaluating" if self.step is None else f"evaluating after step {self.step}"
         if self.step is None or self.stage.name in ("saving", "writing"):

@@ -9,7 +9,7 @@ from statistics import fmean
 from brorl.console.screen import STAGE_NAMES
 from brorl.format import interval
 from brorl.reporting.tool_use import failed_calls, sharing, total_tool_use
-from brorl.runs.step_record import EvaluationRecord, StepRecord, total_cost
+from brorl.runs.step_record import EvaluationRecord, PooledCoverage, StepRecord, total_cost
 from brorl.table import Table
 
 _LAST_STEPS = 25
@@ -22,11 +22,10 @@ def result_tables(records: Sequence[StepRecord]) -> list[Table]:
 
 def outcome_table(records: Sequence[StepRecord]) -> Table:
     """Return the held-out results before and after training, with 95% intervals; no rows without two evaluations."""
-    evaluations, rows = [record.evaluation for record in records if record.evaluation], []
-    columns, notes = (
-        ["", "before", "after", "change"],
-        ["pass@k: probability that one of k responses is correct [95% interval]"],
-    )
+    evaluations = [record.evaluation for record in records if record.evaluation]
+    rows = []
+    columns = ["", "before", "after", "change"]
+    notes = ["pass@k: probability that one of k responses is correct [95% interval]"]
     if len(evaluations) > 1:
         first, last = evaluations[0], evaluations[-1]
         evaluated = max(record.step for record in records if record.evaluation)
@@ -55,34 +54,51 @@ def coverage_table(records: Sequence[StepRecord]) -> Table:
 
     The table has no rows if no step has an estimate.
     """
-    steps = [(r.sampling, r.coverage.pooled) for r in records if r.sampling and r.coverage][-_LAST_STEPS:]
-    pooled = [coverage for _, coverage in steps]
+    steps = [(r.sampling.groups, r.coverage.pooled) for r in records if r.sampling and r.coverage][-_LAST_STEPS:]
     title = f"Other numbers of rollouts per prompt (last {len(steps)} steps)"
-    mixed = [(s.groups, p.mixed_fraction_at) for s, p in steps if p.mixed_fraction_at]
-    if not mixed:
+    own, by_n = _coverage_by_n(steps)
+    if not by_n:
         return Table(title, ("N =",), ())
-    covered = [(p.q_pos, p.unsampled_correct_at) for p in pooled if p.unsampled_correct_at and p.q_pos]
-    own = max(mixed[-1][1])
-    known = {*mixed[-1][1], *(n for _, at in covered for n in at)}
-    numbers = sorted(known & {16, 64, 256, own, 4 * own})
-    groups = sum(size for size, _ in mixed)
-    fractions = [sum(size * at[n] for size, at in mixed) / groups if n <= own else None for n in numbers]
-    rows = [("mixed groups", *("-" if fraction is None else _percent(fraction) for fraction in fractions))]
+    rows = [("mixed groups", *("-" if mixed is None else _percent(mixed) for mixed, _ in by_n.values()))]
     notes = ["mixed groups: groups with correct and incorrect rollouts"]
-    if None in fractions:
+    if max(by_n) > own:
         notes[0] += f"; -: not known beyond the {own} rollouts per prompt of the run"
-    if covered:
-        mass = sum(q_pos for q_pos, _ in covered)
-        unsampled = [sum(at[n] for _, at in covered) for n in numbers]
-        rows.append(("correct responses sampled", *(_percent(1 - missed / mass) for missed in unsampled)))
+    sampled = [fraction for _, fraction in by_n.values() if fraction is not None]
+    if sampled:
+        rows.append(("correct responses sampled", *map(_percent, sampled)))
         notes.append("correct responses are weighted by their probability")
-        if numbers[-1] > own:
+        if max(by_n) > own:
             notes.append(f"* estimated from the same {own} rollouts per prompt")
-    elif any(p.unsampled_correct_at for p in pooled):
+    elif any(pooled.unsampled_correct_at for _, pooled in steps):
         notes.append("no correct response was sampled in these steps")
     else:
         notes.append("all responses were unique; the fraction of unsampled responses cannot be estimated")
-    return Table(title, ("N =", *(f"{n}*" if n > own else str(n) for n in numbers)), tuple(rows), tuple(notes))
+    return Table(title, ("N =", *(f"{n}*" if n > own else str(n) for n in by_n)), tuple(rows), tuple(notes))
+
+
+def _coverage_by_n(
+    steps: Sequence[tuple[int, PooledCoverage]],
+) -> tuple[int, dict[int, tuple[float | None, float | None]]]:
+    """Return the run's N, and N -> (fraction of mixed groups, fraction of the correct mass that is sampled).
+
+    Steps are (groups, pooled coverage). A mixed fraction is None beyond the run's N, a sampled fraction is None at
+    every N if no step has an estimate. The dictionary is empty if no step has a mixed fraction.
+    """
+    mixed_steps = [(groups, pooled.mixed_fraction_at) for groups, pooled in steps if pooled.mixed_fraction_at]
+    if not mixed_steps:
+        return 0, {}
+    sampled_steps = [(p.q_pos, p.unsampled_correct_at) for _, p in steps if p.unsampled_correct_at and p.q_pos]
+    last_mixed_at = mixed_steps[-1][1]
+    own = max(last_mixed_at)
+    known = {*last_mixed_at, *(n for _, unsampled_at in sampled_steps for n in unsampled_at)}
+    num_groups = sum(groups for groups, _ in mixed_steps)
+    correct_mass = sum(q_pos for q_pos, _ in sampled_steps)
+    by_n = {}
+    for n in sorted(known & {16, 64, 256, own, 4 * own}):
+        mixed = sum(groups * mixed_at[n] for groups, mixed_at in mixed_steps) / num_groups if n <= own else None
+        unsampled = sum(unsampled_at[n] for _, unsampled_at in sampled_steps)
+        by_n[n] = mixed, 1 - unsampled / correct_mass if sampled_steps else None
+    return own, by_n
 
 
 def _num_updates(records: Sequence[StepRecord]) -> int:
@@ -114,9 +130,10 @@ def cost_table(records: Sequence[StepRecord]) -> Table:
             rows.append(("failed", f"{sum(use.failures.values()):,}", f"calls: {failed_calls(use)}"))
     if dropped := sum(step.samples_dropped for step in steps):
         tokens = sum(step.unique_tokens_dropped for step in steps)
-        part = f"{dropped / cost.samples:.0%}, {tokens:,} tokens computed"
-        rows.append(("dropped", f"{dropped:,}", f"rollouts of groups that were not mixed: {part}"))
-    timeouts, failures = (sum(step.verifier_timeouts for step in steps), sum(step.verifier_failures for step in steps))
+        share = f"{dropped / cost.samples:.0%}, {tokens:,} tokens computed"
+        rows.append(("dropped", f"{dropped:,}", f"rollouts of groups that were not mixed: {share}"))
+    timeouts = sum(step.verifier_timeouts for step in steps)
+    failures = sum(step.verifier_failures for step in steps)
     if timeouts or failures:
         lost = f"without a verdict: {timeouts:,} timed out, {failures:,} failed"
         rows.append(("verifications", f"{timeouts + failures:,}", lost))
@@ -134,12 +151,12 @@ def held_out_check_lines(records: Sequence[StepRecord]) -> list[str]:
     checks = [check for record in records if (check := record.held_out_check) and check.change is not None]
     if not checks:
         return []
-    number = f"{len(checks)} of {_num_updates(records)} updates"
+    checked = f"{len(checks)} of {_num_updates(records)} updates"
     change = fmean(check.change or 0.0 for check in checks)
     half_widths = [(check.change_high or 0.0) - (check.change or 0.0) for check in checks]
     half = sqrt(sum(width**2 for width in half_widths)) / len(checks)
     line = (
-        f"held-out check of {number}: one update changed the probability of a correct response "
+        f"held-out check of {checked}: one update changed the probability of a correct response "
         f"by {change:+.4f} [{change - half:+.4f}, {change + half:+.4f}]"
     )
     if correct := sum(check.num_correct for check in checks):

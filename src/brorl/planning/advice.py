@@ -102,7 +102,7 @@ def fraction_table(result: PlanResult) -> Table:
     for row in result.plan.rows:
         fractions = interval(row.mixed, 2), interval(row.solved, 2)
         tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"
-        rows.append((_number(row), *fractions, *tokens, seconds_text(row.seconds["total"])))
+        rows.append((_number(row), *fractions, *tokens, plain(row.seconds["total"])))
     notes = *_beyond_pilot(result), f"seconds: for a step with {result.settings.prompts_per_step} prompts"
     return Table("N rollouts per prompt", columns, tuple(rows), notes, words=frozenset())
 
@@ -135,7 +135,7 @@ def budget_table(result: PlanResult) -> Table:
     notes = [*_beyond_pilot(result)]
     if any(not row.budget_prompts for row in plan.rows):
         notes.append("does not fit: even a step with the fewest prompts, one per mini-batch, takes longer")
-    title = f"Steps of {seconds_text(plan.budget)} s"
+    title = f"Steps of {plain(plan.budget)} s"
     return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({5}), strong=strong)
 
 
@@ -144,7 +144,7 @@ def advice_lines(result: PlanResult) -> list[str]:
     plan = result.plan
     settings = result.settings
     row = plan.recommended
-    budget = f"{seconds_text(plan.budget)} s"
+    budget = f"{plain(plan.budget)} s"
     if row is None:
         return [
             f"No N fits in {budget} per step with {settings.mini_batches} prompts, one per mini-batch; raise "
@@ -259,11 +259,6 @@ def format_noise(estimate: Estimate) -> str:
 
 def _number(row: PlanRow) -> str:
     return f"{row.num_rollouts:,}{'*' if row.extrapolated else ''}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Format seconds with 3 decimals below 0.1, 2 below 10, and none above."""
-    return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.0f}"
 
 
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these

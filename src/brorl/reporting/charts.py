@@ -6,8 +6,8 @@ The browser adds colors and x values: `meta` of a trace names the run, its recor
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from math import isfinite
 from statistics import fmean
@@ -127,7 +127,10 @@ def pass_at_curves(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
         maximum = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
         indices = sorted({round(c * (len(run.evaluations) - 1) / max(maximum - 1, 1)) for c in range(maximum)})
         for c, index in enumerate(indices, 1):
-            record, name, color, dash = run.evaluations[index], "", sequence_color(c, len(indices)), "solid"
+            record = run.evaluations[index]
+            name = ""
+            color = sequence_color(c, len(indices))
+            dash = "solid"
             if len(runs) > 1:
                 name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if index == indices[-1] else "dot"
             assert record.evaluation is not None
@@ -137,7 +140,7 @@ def pass_at_curves(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 def _pass_at_curve(evaluation: EvaluationRecord, name: str, color: str, dash: str) -> list[Trace]:
     """Return points with intervals at the reported k, and if counts are stored, a line through more k."""
-    rows = sorted((k, one.value, one.low, one.high) for k, one in evaluation.pass_at.items())
+    rows = sorted((k, p.value, p.low, p.high) for k, p in evaluation.pass_at.items())
     shared = {"line": {"width": 2, "dash": dash}, "legendgroup": plotly_text(name)}
     points = _scatter(name, [r[0] for r in rows], [r[1] for r in rows], color) | shared
     points = _with_bars(points, [r[2:] for r in rows])
@@ -210,7 +213,7 @@ def mixed_lines(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
     traces = list(metric_lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
     for i, run in enumerate(runs):
         pooled = [record.coverage.pooled if record.coverage else PooledCoverage() for record in run.records]
-        by_number = [one.mixed_fraction_at for one in pooled]
+        by_number = [coverage.mixed_fraction_at for coverage in pooled]
         smaller = sorted(set().union(*by_number))[:-1]
         for n in {16} if several else (16, 64, 256):
             if n in smaller:
@@ -310,14 +313,9 @@ def charts_of(runs: Sequence[StoredRun]) -> dict[str, list[Chart]]:
 
 
 def _chart(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any]) -> Chart:
+    """Return a chart with the lines and texts of `charts.toml`, changed by its entry in `_SPECIAL`."""
     k = max((k for run in runs for r in run.evaluations if r.evaluation for k in r.evaluation.pass_at), default=1)
-    drawn, histogram = _traces(runs, name, texts, k), success_histogram(runs) if name == "success" else None
-    empty = reason(runs, texts.get("needs", "step"))
-    if name == "held-out" and any(run.evaluations for run in runs):
-        empty = "A change needs two evaluations with the same prompts and samples."
-    steps = sum(len(run.steps) for run in runs)
-    if name == "lost" and steps and not any(value for trace in drawn for value in trace["y"]):
-        drawn, empty = (), f"No verification timed out or failed in {counted(steps, 'step')}."
+    special = _SPECIAL.get(name, _Special())
     title, explanation, y = (texts[key].format(k=k, last=LAST_STEPS) for key in ("title", "explanation", "y"))
     percent = {"tickformat": ".3~%"} if texts.get("percent") else {}
     layout: dict[str, Any] = {"yaxis": {"title": {"text": y}, "rangemode": "tozero"} | percent}
@@ -325,48 +323,17 @@ def _chart(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any]) -> Ch
         layout["xaxis"] = {"title": {"text": texts["x"]}, "type": "log", "dtick": 0.30103}
     if shape := texts.get("no_change"):
         layout["shapes"] = [{"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **shape}]
-    layout |= texts.get("layout", {})
-    of_runs = name == "seconds" and len(runs) > 1
-    if of_runs:
-        explanation = f"Mean s{explanation[1:]}"
-        layout |= {"barmode": "stack", "xaxis": {"type": "category"}}
-    by_progress = "x" not in texts and not of_runs
-    return Chart(name, title, explanation, drawn, empty, layout, by_progress, texts.get("marks", False), histogram)
-
-
-def _traces(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any], k: int) -> tuple[Trace, ...]:
-    """Return the traces of a chart: the lines that `charts.toml` names, or the traces of a special chart."""
-    match name:
-        case "reward":
-            return smoothed(runs, metric_lines(runs, texts["lines"]))
-        case "terms":
-            sampled = [record.sampling for run in runs for record in run.records if record.sampling]
-            names = sorted({term for one in sampled for term in one.terms or {}})
-            return metric_lines(runs, {term: f"sampling.terms.{term}" for term in names})
-        case "calls":
-            return _calls(runs)
-        case "pass1":
-            return metric_lines(runs, _pass_at(runs, 1))
-        case "coverage":
-            return metric_lines(runs, _pass_at(runs, k)) if k > 1 else ()
-        case "passk":
-            return pass_at_curves(runs)
-        case "held-out":
-            return held_out_points(runs)
-        case "sources":
-            found = [r.evaluation.by_source for run in runs for r in run.evaluations if r.evaluation]
-            sources = sorted({source for by_source in found for source in by_source})
-            return metric_lines(runs, {source: _estimate("by_source", source, 1) for source in sources})
-        case "mixed":
-            return mixed_lines(runs)
-        case "mixed-n":
-            return against_n(runs, "mixed_fraction_at", "mixed groups")
-        case "unsampled-n":
-            return against_n(runs, "unsampled_correct_at", "new correct response")
-        case "seconds":
-            return _seconds(runs)
-        case _:
-            return metric_lines(runs, texts.get("lines", {}))
+    chart = Chart(
+        name=name,
+        title=title,
+        explanation=explanation,
+        traces=special.traces(runs, k) if special.traces else metric_lines(runs, texts.get("lines", {})),
+        empty=reason(runs, texts.get("needs", "step")),
+        layout=layout | texts.get("layout", {}),
+        by_progress="x" not in texts,
+        marks=texts.get("marks", False),
+    )
+    return special.change(chart, runs) if special.change else chart
 
 
 def _calls(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
@@ -401,12 +368,73 @@ def _seconds(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 def _pass_at(runs: Sequence[StoredRun], k: int) -> dict[str, Quantity]:
     """Return the paths in a record of pass@k of the weights, and of averaged weights if there are any."""
-    found = {f"pass@{k} with 95% interval": _estimate("pass_at", k)}
+    quantities = {f"pass@{k} with 95% interval": _estimate("pass_at", k)}
     if any(record.ema_evaluation for run in runs for record in run.records):
-        found["averaged weights"] = _estimate("pass_at", k, of="ema_evaluation")
-    return found
+        quantities["averaged weights"] = _estimate("pass_at", k, of="ema_evaluation")
+    return quantities
 
 
 def _estimate(*path: str | int, of: str = "evaluation") -> Quantity:
     """Return the paths in a record of the value and the ends of an estimate."""
     return [(of, *path, end) for end in ("value", "low", "high")]
+
+
+def _terms(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
+    """Return the mean of each additional reward term."""
+    sampled = [record.sampling for run in runs for record in run.records if record.sampling]
+    names = sorted({term for sampling in sampled for term in sampling.terms or {}})
+    return metric_lines(runs, {term: f"sampling.terms.{term}" for term in names})
+
+
+def _sources(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
+    """Return the held-out pass@1 of each source."""
+    evaluations = [record.evaluation for run in runs for record in run.evaluations if record.evaluation]
+    names = sorted({source for evaluation in evaluations for source in evaluation.by_source})
+    return metric_lines(runs, {source: _estimate("by_source", source, 1) for source in names})
+
+
+def _needs_two_evaluations(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
+    why = "A change needs two evaluations with the same prompts and samples."
+    return replace(chart, empty=why) if any(run.evaluations for run in runs) else chart
+
+
+def _without_zeros(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
+    """Replace lines that are 0 at every step by a sentence."""
+    steps = sum(len(run.steps) for run in runs)
+    if not steps or any(value for trace in chart.traces for value in trace["y"]):
+        return chart
+    return replace(chart, traces=(), empty=f"No verification timed out or failed in {counted(steps, 'step')}.")
+
+
+def _by_run(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
+    """Show several runs side by side, with the means of their steps."""
+    if len(runs) <= 1:
+        return chart
+    layout = chart.layout | {"barmode": "stack", "xaxis": {"type": "category"}}
+    return replace(chart, explanation=f"Mean s{chart.explanation[1:]}", layout=layout, by_progress=False)
+
+
+@dataclass(frozen=True)
+class _Special:
+    """How a chart differs from its entry in `charts.toml`."""
+
+    traces: Callable[[Sequence[StoredRun], int], tuple[Trace, ...]] | None = None  # from runs and the largest k
+    change: Callable[[Chart, Sequence[StoredRun]], Chart] | None = None
+
+
+_SPECIAL = {
+    "reward": _Special(change=lambda chart, runs: replace(chart, traces=smoothed(runs, chart.traces))),
+    "terms": _Special(lambda runs, _: _terms(runs)),
+    "calls": _Special(lambda runs, _: _calls(runs)),
+    "pass1": _Special(lambda runs, _: metric_lines(runs, _pass_at(runs, 1))),
+    "coverage": _Special(lambda runs, k: metric_lines(runs, _pass_at(runs, k)) if k > 1 else ()),
+    "passk": _Special(lambda runs, _: pass_at_curves(runs)),
+    "held-out": _Special(lambda runs, _: held_out_points(runs), _needs_two_evaluations),
+    "sources": _Special(lambda runs, _: _sources(runs)),
+    "success": _Special(change=lambda chart, runs: replace(chart, histogram=success_histogram(runs))),
+    "mixed": _Special(lambda runs, _: mixed_lines(runs)),
+    "mixed-n": _Special(lambda runs, _: against_n(runs, "mixed_fraction_at", "mixed groups")),
+    "unsampled-n": _Special(lambda runs, _: against_n(runs, "unsampled_correct_at", "new correct response")),
+    "seconds": _Special(lambda runs, _: _seconds(runs), _by_run),
+    "lost": _Special(change=_without_zeros),
+}

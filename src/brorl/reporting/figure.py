@@ -23,7 +23,9 @@ from brorl.runs.step_record import SamplingRecord, StepRecord
 
 PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
 _THEME = json.loads(resource("colors.json"))["light"]
-INK, GREY, PALE = _THEME["ink"], _THEME["soft"], _THEME["line"]
+INK = _THEME["ink"]
+GREY = _THEME["soft"]
+PALE = _THEME["line"]
 COLORS: tuple[str, ...] = tuple(_THEME["run"])  # of lines without an order
 _RAMP = LinearSegmentedColormap.from_list("sequence", _THEME["sequence"])
 

@@ -42,7 +42,8 @@ class Branch:
 
         A result has no probability.
         """
-        number, known = self.count_K[k], self.probability_K[k]
+        number = self.count_K[k]
+        known = self.probability_K[k]
         if not number:
             return "", "", ""
         chance = number / num_rollouts if isnan(known) else known
@@ -105,11 +106,12 @@ def lines_of(
             continue
         text = (decode_reply if decode_reply and branch.given else decode)(branch.tokens)
         lines.append(Line(stem, "result: " * branch.given + visible_text(text, one_line=True), branch))
-        following: list[Branch | str] = [one for one in branch.below.values() if id(one) in shown]
-        if hidden := [one for one in branch.below.values() if id(one) not in shown]:
-            more, rollouts = sum(1 for one in hidden for _ in one.walk()), sum(one.count_K[-1] for one in hidden)
-            following.append(f"... {more} more, {counted(rollouts, 'rollout')}")
-        for one in following[::-1]:
-            last = one is following[-1]
-            waiting.append((one, below + ("└ " if last else "├ "), below + ("  " if last else "│ ")))
+        children: list[Branch | str] = [child for child in branch.below.values() if id(child) in shown]
+        if hidden := [child for child in branch.below.values() if id(child) not in shown]:
+            more = sum(1 for child in hidden for _ in child.walk())
+            rollouts = sum(child.count_K[-1] for child in hidden)
+            children.append(f"... {more} more, {counted(rollouts, 'rollout')}")
+        for child in children[::-1]:
+            last = child is children[-1]
+            waiting.append((child, below + ("└ " if last else "├ "), below + ("  " if last else "│ ")))
     return lines

@@ -267,7 +267,9 @@ def _settings(runs: Sequence[StoredRun]) -> str:
     }
     if not rows:
         return '<p class="empty">No settings: config.yaml is missing.</p>'
-    differing, headings, differences = differing_settings(runs), ["setting", *(run.name for run in runs)], ""
+    differing = differing_settings(runs)
+    headings = ["setting", *(run.name for run in runs)]
+    differences = ""
     if len(runs) > 1:
         table = _table(headings, [rows[name] for name in differing]) if differing else "<p>None.</p>"
         differences = f"<h3>Settings in which the runs differ</h3>{table}"

@@ -43,11 +43,12 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: in
     stored = stored_steps(run)
     # A step gets at most a quarter of the bytes, so that at least four fit: progress shows between steps.
     encode = cache(lambda step: encode_step(run, step, text_of, max_bytes // min(4, len(stored))))
-    number = min(max_steps, len(stored))
+    num_steps = min(max_steps, len(stored))
     largest = total = 0
-    while number:
-        total, steps = 0, []
-        for step in evenly_spaced(stored, number):
+    while num_steps:
+        total = 0
+        steps = []
+        for step in evenly_spaced(stored, num_steps):
             steps.append(encode(step))
             size = len(steps[-1].data)
             largest, total = max(largest, size), total + size
@@ -55,7 +56,7 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: in
                 break
         else:
             return tuple(steps)
-        number = min(number - 1, max(max_bytes // largest, 1))
+        num_steps = min(num_steps - 1, max(max_bytes // largest, 1))
     return ()
 
 
@@ -80,7 +81,8 @@ def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
 def encode_step(run: Path, step: int, text_of: TokenText, max_bytes: int, folder: Folder = "rollouts") -> StepRollouts:
     """Encode a step's rollouts. A step that is too large loses its rarest responses, then prompts."""
     max_nodes = max(max_bytes // _BYTES_PER_NODE, 1)
-    groups, all_responses = [], 0
+    groups = []
+    all_responses = 0
     for group in read_groups(run, step, folder):
         all_responses += group.tree.num_responses
         groups.append(_encode_group(group, text_of, max_nodes // _FEWEST_PROMPTS))
@@ -101,30 +103,30 @@ def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 
 def _encode_group(group: Group, text_of: TokenText, max_nodes: int) -> dict[str, Any]:
     """Return a group as plain values with as many of its most frequent responses as fit, at least one."""
-    whole = group.tree
-    leaves = np.arange(whole.num_responses)
-    if whole.num_nodes > max_nodes:
-        order = np.argsort(-whole.leaf_count, kind="stable")
-        fit = int(np.searchsorted(np.cumsum(whole.total_length[order]), max_nodes, side="right"))
+    full_tree = group.tree
+    leaves = np.arange(full_tree.num_responses)
+    if full_tree.num_nodes > max_nodes:
+        order = np.argsort(-full_tree.leaf_count, kind="stable")
+        fit = int(np.searchsorted(np.cumsum(full_tree.total_length[order]), max_nodes, side="right"))
         leaves = np.sort(order[: max(fit, 1)])
-    tree, node_index = whole.select(leaves)
-    right_M = whole.sum_below(np.where(group.correct_L, whole.leaf_count, 0)).astype(np.int64)
-    verified_M = whole.sum_below(np.where(group.unverified_L, 0, whole.leaf_count)).astype(np.int64)
+    tree, node_index = full_tree.select(leaves)
+    right_M = full_tree.sum_below(np.where(group.correct_L, full_tree.leaf_count, 0)).astype(np.int64)
+    verified_M = full_tree.sum_below(np.where(group.unverified_L, 0, full_tree.leaf_count)).astype(np.int64)
     verdicts = [group.verdicts[i] for i in leaves.tolist()]
     return {
         "id": group.prompt.id,
         "domain": group.prompt.domain,
         "prompt": group.prompt.text,
-        "rollouts": whole.num_rollouts,
+        "rollouts": full_tree.num_rollouts,
         "verified": group.num_verified,
         "right": group.num_correct,
-        "cut": whole.num_truncated,
-        "responses": whole.num_responses,
-        "called": [whole.num_turns - whole.num_rollouts, whole.first_given.size],
+        "cut": full_tree.num_truncated,
+        "responses": full_tree.num_responses,
+        "called": [full_tree.num_turns - full_tree.num_rollouts, full_tree.first_given.size],
         "token": tree.token.tolist(),
         "depth": tree.depth.tolist(),
-        "count": whole.count[node_index].tolist(),
-        "given": tree.given.astype(int).tolist() if whole.given.any() else [],
+        "count": full_tree.count[node_index].tolist(),
+        "given": tree.given.astype(int).tolist() if full_tree.given.any() else [],
         "rightBelow": right_M[node_index].tolist(),
         "verifiedBelow": verified_M[node_index].tolist() if group.unverified_L.any() else None,
         "logprob": [

@@ -146,7 +146,9 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
 
 def _responses(group: Group, number: int, kind: Kind, limit: int, tokenizer: Any) -> Iterator[str | Text]:
     """Yield a prompt and its most frequent responses; with a tokenizer, all turns of those that called tools."""
-    tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], of_kind(group, kind)
+    tree = group.tree
+    kind_name = _KIND_NAMES[kind]
+    chosen = of_kind(group, kind)
     order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
     head = f"prompt {number}, {one_line(group.prompt.id)} ({one_line(group.prompt.domain)})"
     lost = tree.num_rollouts - group.num_verified
@@ -170,7 +172,8 @@ def _responses(group: Group, number: int, kind: Kind, limit: int, tokenizer: Any
 
 def _response(group: Group, i: int, parts: _Parts | None, tokenizer: Any) -> Iterator[str | Text]:
     """Yield the line about a response, and its text, or its turns and results if there are some in the group."""
-    verdict, tree = group.verdicts[i], group.tree
+    verdict = group.verdicts[i]
+    tree = group.tree
     logprob = float(tree.prefix_logprob[tree.leaf[i]] / tree.length[i])
     style = "green" if verdict.correct else "red" if tree.finished[i] and not verdict.unverified else "yellow"
     answer = f"{answer}  " if (answer := _answer(verdict)) else ""

@@ -35,7 +35,8 @@ _DIRECTIONS: dict[Conclusion, Direction] = {
 
 def score_rows(run: StoredRun) -> list[tuple[str, ...]]:
     """Return the cells of `SCORES` for each held-out pass@k of a run."""
-    best, rows = best_evaluation(run), []
+    best = best_evaluation(run)
+    rows = []
     for k, ends in _scores(run).items():
         at = (run.evaluations[0], run.evaluations[-1])
         cells = [f"{interval(end)} {_when(record)}" for end, record in zip(ends, at, strict=False)]
@@ -51,8 +52,9 @@ def score_rows(run: StoredRun) -> list[tuple[str, ...]]:
 
 def cost_row(run: StoredRun) -> tuple[str, ...]:
     """Return the cells of `COSTS` for a run."""
-    cost, sampled = total_cost(run.records), _sampled(run)
-    dropped = sum(one.samples_dropped for one in sampled)
+    cost = total_cost(run.records)
+    sampled = _sampled(run)
+    dropped = sum(step.samples_dropped for step in sampled)
     return (
         steps_done(run),
         _batch(run),
@@ -62,7 +64,7 @@ def cost_row(run: StoredRun) -> tuple[str, ...]:
         f"{cost.sampled_tokens:,}",
         f"{cost.unique_tokens:,} ({_fraction(cost.unique_tokens, cost.sampled_tokens)})",
         duration(cost.seconds),
-        duration(sum(one.seconds for one in _evaluations(run))),
+        duration(sum(evaluation.seconds for evaluation in _evaluations(run))),
     )
 
 
@@ -107,7 +109,9 @@ def _events(run: StoredRun) -> list[str]:
 
 def _lost_verdicts(run: StoredRun) -> list[str]:
     """Return how many verifications timed out or failed, and how many rollouts have no verdict."""
-    lines, sampled, evaluated = [], _sampled(run), _evaluations(run)
+    lines = []
+    sampled = _sampled(run)
+    evaluated = _evaluations(run)
     counts = {
         "timed out": [sum(one.verifier_timeouts for one in some) for some in (sampled, evaluated)],
         "failed": [sum(one.verifier_failures for one in some) for some in (sampled, evaluated)],
@@ -118,15 +122,15 @@ def _lost_verdicts(run: StoredRun) -> list[str]:
                 f"{training:,} verifications in training and {evaluating:,} in evaluations {what}. They count as "
                 "incorrect."
             )
-    if lost := sum(one.samples_unverified or 0 for one in sampled):
+    if lost := sum(step.samples_unverified or 0 for step in sampled):
         reasons: Counter[str] = Counter()
-        for one in sampled:
-            reasons.update(one.unverified_reasons or {})
+        for step in sampled:
+            reasons.update(step.unverified_reasons or {})
         lines.append(
             f"{lost:,} of {sum(one.samples for one in sampled):,} rollouts could not be verified because of "
             f"infrastructure failures. They were removed from their groups. Most often: {reasons.most_common(1)[0][0]}."
         )
-    if lost := sum(one.num_unverified or 0 for one in evaluated):
+    if lost := sum(evaluation.num_unverified or 0 for evaluation in evaluated):
         lines.append(f"{lost:,} responses in evaluations could not be verified because of infrastructure failures.")
     return lines
 
@@ -147,7 +151,8 @@ def _ends(run: StoredRun) -> list[str]:
 
 def steps_done(run: StoredRun) -> str:
     """Return the number of steps of a run, with the planned number or the budget."""
-    last, planned = (run.updates or run.records[:1])[-1].step, run.settings.get("steps")
+    last = (run.updates or run.records[:1])[-1].step
+    planned = run.settings.get("steps")
     limit = run.settings.get("budget.limit")
     if limit not in (None, "null"):
         return f"{last:,}, budget {float(limit):,.6g} {run.settings.get('budget.unit', '').replace('_', ' ')}"
@@ -170,14 +175,14 @@ def score_change(run: StoredRun, k: int) -> tuple[Direction, Estimate | None]:
     ends = evaluations[0], evaluations[-1]
     correct = [end.prompts.num_correct for end in ends]
     lost = [end.prompts.num_unverified for end in ends if end.prompts.num_unverified]
-    kept = [i for i in range(len(correct[0])) if not any(each[i] for each in lost)]
+    kept = [i for i in range(len(correct[0])) if not any(lost_P[i] for lost_P in lost)]
     before, after = (end.pass_at[k] for end in ends)
     if len(correct[0]) != len(correct[1]) or not kept:
         bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
         return _DIRECTIONS[conclusion_of(bounds)], None
     a, b = (pass_at_k([c[i] for i in kept], e.num_samples, k)[None] for c, e in zip(correct, ends, strict=True))
-    found = paired_difference(a, b, seeds_paired=True)
-    return _DIRECTIONS[found.conclusion], found.difference
+    difference = paired_difference(a, b, seeds_paired=True)
+    return _DIRECTIONS[difference.conclusion], difference.difference
 
 
 def _best_k(run: StoredRun, record: StepRecord) -> int:
@@ -200,7 +205,8 @@ def _scores(run: StoredRun) -> dict[int, list[Estimate]]:
 def _is_unfinished(run: StoredRun) -> bool:
     """Return whether the run has not reached the end that its settings define."""
     planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
-    done, spent = run.records[-1].step, total_cost(run.records)
+    done = run.records[-1].step
+    spent = total_cost(run.records)
     left = [done < int(planned)] if planned != "null" else []
     if limit != "null":
         left += [spent.of(name) < float(limit) for name in UNITS if name == unit]

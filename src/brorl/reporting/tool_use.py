@@ -14,7 +14,8 @@ def total_tool_use(records: Sequence[StepRecord]) -> ToolUse | None:
     steps = [(record.tools, record.sampling.samples if record.sampling else 0) for record in records if record.tools]
     if not steps:
         return None
-    rollouts, failures = sum(samples for _, samples in steps), Counter[str]()
+    rollouts = sum(samples for _, samples in steps)
+    failures = Counter[str]()
     for use, _ in steps:
         failures.update(use.failures)
     return ToolUse(

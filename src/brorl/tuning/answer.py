@@ -12,7 +12,7 @@ import numpy as np
 
 from brorl.comparison.answer import FinishedComparison
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.findings import Finding, found, match_of
+from brorl.comparison.findings import Finding, finding, match_of
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
@@ -32,16 +32,17 @@ from brorl.reporting.figure import (
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
-from brorl.tuning.spec import RUNGS, Standing, TuningSpec
+from brorl.tuning.spec import RUNGS, RungStanding, TuningSpec
 
 
-def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> ResultFigure:
+def make_race_figure(race: Sequence[Sequence[RungStanding]], start: float, seconds: float, score: str) -> ResultFigure:
     """Make the figure of a race up to `seconds`: a line for each arm, with a cross where it was dropped."""
     figure = ResultFigure(figsize=(9, 4.6), layout="constrained")
     axis = figure.subplots()
     names = [standing.arm for standing in race[0]]
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
-    labels, lowest = {}, start
+    labels = {}
+    lowest = start
     for name in names:
         reached = [(fraction, s) for fraction, rung in zip(RUNGS, race, strict=False) for s in rung if s.arm == name]
         points = [(0.0, start), *((seconds * fraction, standing.score) for fraction, standing in reached)]
@@ -90,7 +91,7 @@ class TuningResult(Result):
     path: Path  # folder of the tuning
     answer: str  # one sentence
     spec: TuningSpec | None  # None if there was nothing to gain
-    race: tuple[tuple[Standing, ...], ...]  # [rung][arm]
+    race: tuple[tuple[RungStanding, ...], ...]  # [rung][arm]
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
     recipe: Path | None = None  # train this recipe next; None if the user's own is the best
     page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to gain
@@ -108,7 +109,8 @@ class TuningResult(Result):
         """
         if self.spec is None or not self.race:
             raise ValueError(f"there is no race to draw: {self.answer}")
-        seconds, k = self.spec.run_seconds, self.spec.k
+        seconds = self.spec.run_seconds
+        k = self.spec.k
         return make_race_figure(self.race, self.spec.start[k].value, seconds, f"pass@{k}")
 
     def parts(self) -> Iterator[Any]:
@@ -128,7 +130,7 @@ class TuningResult(Result):
 def conclude(
     spec: TuningSpec,
     folder: Path,
-    race: tuple[tuple[Standing, ...], ...],
+    race: tuple[tuple[RungStanding, ...], ...],
     winner: ArmRecipe,
     final: FinishedComparison | None,
     with_more_time: str,
@@ -140,7 +142,7 @@ def conclude(
     """
     findings = findings_of(spec, race, winner, final, with_more_time)
     won = final is not None and findings[0].template == WON
-    recipe = recipe_for(winner.config, final.results.budget, folder) if won and final else None
+    recipe = recipe_for(winner.config, final.budget, folder) if won and final else None
     answer = " ".join(map(str, findings))
     result = TuningResult(folder, answer, spec, race, final, recipe, folder / "tune.html" if race else None)
     if result.page is not None:
@@ -150,31 +152,31 @@ def conclude(
 
 def findings_of(
     spec: TuningSpec,
-    race: Sequence[Sequence[Standing]],
+    race: Sequence[Sequence[RungStanding]],
     winner: ArmRecipe,
     final: FinishedComparison | None,
     with_more_time: str,
 ) -> list[Finding]:
     """Decide the findings of a tuning, including that the runs of the final are not matched."""
-    pair = None if final is None else final.results.pair
+    pair = None if final is None else final.pair
     candidate = {"name": winner.name, "candidate": winner.title}
     unanswered = {"budget": duration(spec.seconds), "command": with_more_time}
     if not race:
-        return [found(NO_RACE, **unanswered)]
+        return [finding(NO_RACE, **unanswered)]
     if winner is spec.own:
         spent = amount(spec.run_seconds * RUNGS[len(race) - 1], "seconds")
-        return [found(NONE_AHEAD, candidates=counted(len(spec.arms) - 1, "candidate"), k=spec.k, spent=spent)]
+        return [finding(NONE_AHEAD, candidates=counted(len(spec.arms) - 1, "candidate"), k=spec.k, spent=spent)]
     if final is None or pair is None:
-        return [found(NO_FINAL, **candidate, **unanswered)]
+        return [finding(NO_FINAL, **candidate, **unanswered)]
     measured = ", ".join(
         f"{signed(pair[k].difference)} in pass@{k}" for k in dict.fromkeys((spec.k, 1, max(spec.start)))
     )
-    not_matched = [] if final.results.matched else match_of(final.results)
+    not_matched = [] if final.matched else match_of(final)
     if pair[spec.k].conclusion != "B leads":
-        return [found(NOT_SHOWN, **candidate, k=spec.k, measured=measured), *not_matched]
-    answer = found(
+        return [finding(NOT_SHOWN, **candidate, k=spec.k, measured=measured), *not_matched]
+    answer = finding(
         WON, **candidate, own=spec.own.title, budget=duration(spec.seconds), measured=measured,
-        spent=amount(final.results.budget, "seconds"), seeds=counted(final.results.fewest_seeds, "seed"),
+        spent=amount(final.budget, "seconds"), seeds=counted(final.fewest_seeds, "seed"),
     )  # fmt: skip
     return [answer, *not_matched]
 
@@ -193,7 +195,9 @@ def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
 
 def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
     """Write the figure of the race and the page."""
-    final, figure, each = result.final, result.path / "race.png", amount(spec.run_seconds, "seconds")
+    final = result.final
+    figure = result.path / "race.png"
+    budget = amount(spec.run_seconds, "seconds")
     tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.caveats)
     following = (
         ("to look at the runs of the race", f"{shell_command('report', result.path / 'race')}/*/")
@@ -205,9 +209,9 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
         result.figure().savefig(figure, **PNG)
         content = AnswerParts(
             "brorl tune",
-            f"pass@{spec.k} after {each} of training",
+            f"pass@{spec.k} after {budget} of training",
             [result.answer],
-            f"Every run gets {each} of training on {spec.machine}.",
+            f"Every run gets {budget} of training on {spec.machine}.",
             [race_table(spec, result.race), *tables],
             [*(file for file in files if file.suffix == ".png"), figure],
             [remark, *more],
@@ -216,7 +220,7 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
         replace_file(page, answer_page(content).encode())
 
 
-def race_table(spec: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
+def race_table(spec: TuningSpec, race: Sequence[Sequence[RungStanding]]) -> Table:
     """Return a table of the arms, farthest first: their scores at each rung, and why they were dropped."""
     reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in spec.arms}
     rows = []

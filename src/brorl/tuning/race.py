@@ -15,7 +15,7 @@ from time import perf_counter
 from brorl.activity import Stage
 from brorl.comparison.answer import FinishedComparison, finished_comparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms
-from brorl.comparison.findings import found
+from brorl.comparison.findings import finding
 from brorl.comparison.run_processes import ComparisonView, Slot, finish_runs, machine_of, run_comparison, slots_for
 from brorl.comparison.scores import PlannedRun, RunEvaluation, progress_of, read_scores, score_at, verified_prompts
 from brorl.comparison.spec import ComparisonRequest, ComparisonSpec, spec_in
@@ -41,13 +41,12 @@ from brorl.tuning.spec import (
     OWN,
     ROLLOUTS,
     RUNGS,
-    Course,
-    Standing,
+    RungStanding,
     TuneClock,
     TuningSpec,
     candidates,
+    decide_rung,
     room_after,
-    standings,
 )
 
 _FEWEST_TRAINING_PROMPTS = 8  # of the pilot, as in `brorl plan`
@@ -66,7 +65,8 @@ class StartPilot:
 
 def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
     """Divide each source's held-out prompts: the final keeps the recipe's prompts, and the race gets the next ones."""
-    skip, wanted = config.evaluation.skip_prompts, config.evaluation.num_prompts
+    skip = config.evaluation.skip_prompts
+    wanted = config.evaluation.num_prompts
     everything = _evaluated_on(config, skip, 2**20)
     sizes = [len(source.held_out) for source in build_questions(everything) if source.held_out]
     smallest = min(sizes, default=0)
@@ -92,7 +92,7 @@ def take_pilot(
     screen: Screen,
     check_time: Callable[[float, float], None],
 ) -> StartPilot:
-    """Evaluate the start on the tuning prompts; for each N, find the prompts per step that take equally long.
+    """Evaluate the start on the tuning prompts, and find for each N the prompts per step that take equally long.
 
     `check_time` gets lower bounds on the seconds of a step and of an evaluation as soon as they are known. It raises a
     UserError if the budget is too short for them.
@@ -101,27 +101,26 @@ def take_pilot(
     with ExitStack() as ends:
         screen.observe(Stage("loading", "data"))
         inputs = prepare_run(config, config.model)
-        if (number := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
-            raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {number}")
+        if (num_train := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
+            raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {num_train}")
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         screen.observe(Stage("timing", "part of a step"))
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
             least = least_step_seconds(parts, Path(scratch))
         check_time(least, 0.0)
-        evaluation, held_out = config.evaluation, held_out_batch(inputs.prompts.held_out, config.seed)
-        sampling, num_rollouts = config.evaluated_sampling, evaluation.rollouts_per_prompt
-        evaluator = Evaluator(inputs.grader, sampling, num_rollouts, screen.observe)
+        num_rollouts = config.evaluation.rollouts_per_prompt
+        evaluator = Evaluator(inputs.grader, config.evaluated_sampling, num_rollouts, screen.observe)
+        held_out = held_out_batch(inputs.prompts.held_out, config.seed)
         began = config.engine.now()
         counts = None if held_out is None else evaluator.evaluate(parts.engine, held_out)
-        found = None if counts is None else evaluation_record(counts, evaluation.ks)
+        evaluation = None if counts is None else evaluation_record(counts, config.evaluation.ks)
         evaluation_seconds = config.engine.now() - began
         check_time(least, evaluation_seconds)
-        if found is None:
+        if evaluation is None:
             raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")
-        start = dict(found.pass_at)
+        start = dict(evaluation.pass_at)
         scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in start.items())
-        number = len(found.prompts.num_correct)
-        screen.echo(f"the start, on {number} held-out prompts: {scores}")
+        screen.echo(f"the start, on {len(evaluation.prompts.num_correct)} held-out prompts: {scores}")
         pilot = min(64, parts.stream.num_prompts), 64
         try:
             plan = PlanResult.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
@@ -146,19 +145,21 @@ def train_race(spec: TuningSpec, folder: Path, jobs: int | None, screen: Screen)
 
     @cache
     def slots() -> list[Slot]:
-        found = slots_for(spec.jobs if jobs is None else jobs, [spec.own])
-        if (machine := machine_of(found, [spec.own])) != spec.machine:
+        free = slots_for(spec.jobs if jobs is None else jobs, [spec.own])
+        if (machine := machine_of(free, [spec.own])) != spec.machine:
             raise UserError(
                 f"{folder} was started on {spec.machine}, but this is {machine}; use the same {option('jobs')} and "
                 "machine"
             )
-        return found
+        return free
 
-    began, clock = perf_counter(), TuneClock.start(spec)
+    began = perf_counter()
+    clock = TuneClock.start(spec)
     with RunDirectory(folder).locked():
         try:
             _announce(spec, folder, screen)
-            race, final = _race(spec, folder, slots, clock, screen), None
+            race = _race(folder, slots, clock, screen)
+            final = None
             winner = spec.arm(race[-1][0].arm) if race else spec.own
             if winner is not spec.own:
                 final = _final(spec, winner, folder, slots, clock, screen)
@@ -243,8 +244,9 @@ def prepare_tuning(
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
         ends = {"pass_k": interval(start[largest]), "pass_1": interval(start[1])}
-        return TuningResult(folder, str(found(NOTHING_TO_FIND, k=largest, **ends)), None, (), None)
-    arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
+        return TuningResult(folder, str(finding(NOTHING_TO_FIND, k=largest, **ends)), None, (), None)
+    arms = tuple(candidates(config, pilot.prompts, aim))
+    used = perf_counter() - started
     spec = TuningSpec(
         aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
         evaluation_seconds=pilot.evaluation_seconds, used_seconds=used,
@@ -265,15 +267,18 @@ def with_sizes(spec: TuningSpec, step_seconds: float, are_bounds: bool = False) 
     Raises:
         UserError: If the budget is too short for the fewest arms.
     """
-    least, left = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0], spec.seconds - spec.used_seconds
+    least = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0]
+    left = spec.seconds - spec.used_seconds
     needed = 0.0
-    for number in range(len(spec.arms), min(_FEWEST, len(spec.arms)) - 1, -1):
-        some = replace(spec, arms=spec.arms[:number])
-        fixed, whole = (TuneClock(replace(some, run_seconds=each), 0.0).whole_seconds for each in (0.0, 1.0))
-        run_seconds = (left - fixed) / (whole - fixed)
+    for num_arms in range(len(spec.arms), min(_FEWEST, len(spec.arms)) - 1, -1):
+        fewer = replace(spec, arms=spec.arms[:num_arms])
+        # The race and the final take `fixed` seconds, and `slope` seconds more for each second of a run's budget.
+        fixed, with_one = (TuneClock(replace(fewer, run_seconds=seconds), 0.0).whole_seconds for seconds in (0.0, 1.0))
+        slope = with_one - fixed
+        run_seconds = (left - fixed) / slope
         if run_seconds >= least:
-            return replace(some, run_seconds=float(f"{run_seconds:.4g}"))
-        needed = least * (whole - fixed) + fixed
+            return replace(fewer, run_seconds=float(f"{run_seconds:.4g}"))
+        needed = least * slope + fixed
     takes, give, margin = ("takes at least", "more than", 1.0) if are_bounds else ("takes", "at least", 1.2)
     evaluation = f", and an evaluation {takes} {spec.evaluation_seconds:.2g} s" if spec.evaluation_seconds else ""
     raise UserError(
@@ -299,41 +304,61 @@ def _announce(spec: TuningSpec, folder: Path, screen: Screen) -> None:
 
 
 def _race(
-    spec: TuningSpec, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, screen: Screen
-) -> tuple[tuple[Standing, ...], ...]:
-    """Train the arms from rung to rung, and return their standings; finished parts are not repeated.
+    folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, screen: Screen
+) -> tuple[tuple[RungStanding, ...], ...]:
+    """Train the arms from rung to rung, and return their standings. Finished parts are not repeated."""
+    spec = clock.spec
+    arms = list(spec.arms)
+    race = []
+    for rung, fraction in enumerate(RUNGS):
+        runs = [spec.race_run(folder, arm, fraction) for arm in arms]
+        if not _train_to_rung(rung, runs, folder, slots, clock, screen):
+            break
+        room = room_after(rung, len(spec.arms)) if fraction < 1 else len(arms)
+        standings = decide_rung(_read_rung(spec, runs), fraction, room, OWN)
+        race.append(standings)
+        staying = {standing.arm for standing in standings if standing.dropped is None}
+        arms = [arm for arm in arms if arm.name in staying]
+        for run in runs:
+            if run.arm not in staying:
+                shutil.rmtree(RunDirectory(run.directory).checkpoints, ignore_errors=True)
+    return tuple(race)
+
+
+def _train_to_rung(
+    rung: int,
+    runs: Sequence[PlannedRun],
+    folder: Path,
+    slots: Callable[[], list[Slot]],
+    clock: TuneClock,
+    screen: Screen,
+) -> bool:
+    """Train the runs that have not reached a rung yet, and return whether all have reached it.
 
     A rung does not begin if it would leave no time for the final. A rung that takes too long is stopped.
     """
-    arms, rungs = list(spec.arms), []
-    for rung, fraction in enumerate(RUNGS):
-        runs = [spec.race_run(folder, arm, fraction) for arm in arms]
-        waiting = [run for run in runs if not progress_of(run).ended]
-        if waiting:
-            if (folder / "final" / SPEC_FILE).is_file():  # an earlier call skipped this rung and began the final
-                break
-            if rung and clock.rung_seconds(rung) > clock.left_to_race:
-                screen.echo(f"no time for the race up to {amount(spec.run_seconds * fraction, 'seconds')}")
-                break
-            screen.echo(f"race, up to {amount(spec.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
-            view, began = ComparisonView(screen, runs), perf_counter()
-            with view.running(continue_command(folder)):
-                if not finish_runs(waiting, slots(), view, began + (clock.left_to_race if rung else clock.left)):
-                    screen.echo("the time is up: the runs of this part are stopped")
-                    break
-            if not rung and len(waiting) == len(runs):
-                clock.observe(perf_counter() - began)
-        room = room_after(rung, len(spec.arms)) if fraction < 1 else len(arms)
-        rungs.append(standings(_courses(spec, runs), fraction, room, OWN))
-        going = {standing.arm for standing in rungs[-1] if standing.dropped is None}
-        arms = [arm for arm in arms if arm.name in going]
-        for run in runs:
-            if run.arm not in going:
-                shutil.rmtree(RunDirectory(run.directory).checkpoints, ignore_errors=True)
-    return tuple(rungs)
+    waiting = [run for run in runs if not progress_of(run).ended]
+    if not waiting:
+        return True
+    if (folder / "final" / SPEC_FILE).is_file():  # an earlier call skipped this rung and began the final
+        return False
+    rung_amount = amount(clock.spec.run_seconds * RUNGS[rung], "seconds")
+    if rung and clock.rung_seconds(rung) > clock.left_to_race:
+        screen.echo(f"no time for the race up to {rung_amount}")
+        return False
+    screen.echo(f"race, up to {rung_amount}: {len(runs)} arms")
+    view = ComparisonView(screen, runs)
+    began = perf_counter()
+    with view.running(continue_command(folder)):
+        if not finish_runs(waiting, slots(), view, began + (clock.left_to_race if rung else clock.left)):
+            screen.echo("the time is up: the runs of this part are stopped")
+            return False
+    if not rung and len(waiting) == len(runs):
+        clock.observe(perf_counter() - began)
+    return True
 
 
-def _courses(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[Course]:
+def _read_rung(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[RungStanding]:
     """Read the scores of runs at a rung. Only prompts whose responses every run verified are used."""
     evaluations: list[list[RunEvaluation]] = []
     for run in runs:
@@ -341,13 +366,10 @@ def _courses(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[Course]:
         if read is None:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
         evaluations.append([score_at(read[0], "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
-    kept = verified_prompts([score for of_run in evaluations for score in of_run])
+    kept = verified_prompts([evaluation for of_run in evaluations for evaluation in of_run])
     n = spec.own.config.evaluation.rollouts_per_prompt
-    return [
-        Course(
-            run.arm,
-            str(spec.arm(run.arm).config.advantages),
-            *(float(pass_at_k(score.num_correct_P[kept], n, spec.k).mean()) for score in of_run),
-        )
-        for run, of_run in zip(runs, evaluations, strict=True)
-    ]
+    standings = []
+    for run, of_run in zip(runs, evaluations, strict=True):
+        start, half, score = (float(pass_at_k(e.num_correct_P[kept], n, spec.k).mean()) for e in of_run)
+        standings.append(RungStanding(run.arm, str(spec.arm(run.arm).config.advantages), start, half, score))
+    return standings

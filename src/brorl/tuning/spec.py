@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from math import ceil, log2, sqrt
 from pathlib import Path
@@ -44,51 +44,48 @@ def room_after(rung: int, num_arms: int) -> int:
 
 
 @dataclass(frozen=True)
-class Course:
-    """The mean scores of an arm on the tuning prompts."""
+class RungStanding:
+    """An arm at a rung: its mean scores on the tuning prompts, and whether it stays."""
 
     arm: str
     objective: str  # before the end, only scores of one objective are comparable
     start: float  # score at the start
     half: float  # score at half of the rung's cost
-    rung: float  # score at the rung
+    score: float  # score at the rung
+    dropped: str | None = None  # why the arm was dropped; None if it stays
 
     def projected(self, fraction: float) -> float:
         """Return the expected score at the end of the budget, for a rung at this fraction of it."""
-        if (self.half - self.start) * (self.rung - self.half) <= 0:
-            return self.rung
-        exponent = min(log2((self.rung - self.start) / (self.half - self.start)), 1.0)
-        return min(max(self.start + (self.rung - self.start) * float(fraction**-exponent), 0.0), 1.0)
+        if (self.half - self.start) * (self.score - self.half) <= 0:
+            return self.score
+        exponent = min(log2((self.score - self.start) / (self.half - self.start)), 1.0)
+        return min(max(self.start + (self.score - self.start) * float(fraction**-exponent), 0.0), 1.0)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """An arm at a rung."""
+def decide_rung(reached: Sequence[RungStanding], fraction: float, room: int, own: str) -> tuple[RungStanding, ...]:
+    """Decide which `room` arms stay at a rung, including the own arm, and return all arms.
 
-    arm: str
-    score: float  # mean over the tuning prompts
-    dropped: str | None  # why the arm was dropped; None if it stays
-
-
-def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
-    """Decide which `room` arms stay at a rung, including the own arm; return all arms, best projected end first.
-
-    The objectives take turns, each adding its best remaining arm. An arm of the own objective that is behind the own
-    arm stays only if room is left. At the end of the budget, arms of all objectives are compared.
+    The best projected end comes first. The objectives take turns, each adding its best remaining arm. An arm of the own
+    objective that is behind the own arm stays only if room is left. At the end of the budget, arms of all objectives
+    are compared.
     """
-    projected = {course.arm: course.projected(fraction) for course in courses}
-    by_end = sorted(courses, key=lambda course: (course.arm != own, -projected[course.arm]))  # the own arm first
-    ranks = defaultdict[str, Iterator[int]](count)
-    rank = {course.arm: next(ranks[course.objective if fraction < 1 else ""]) for course in by_end}
-    own_objective = by_end[0].objective
+    projected = {standing.arm: standing.projected(fraction) for standing in reached}
+    own_first = sorted(reached, key=lambda standing: (standing.arm != own, -projected[standing.arm]))
+    own_objective = own_first[0].objective
+    # Rank within the objective: the best arms of all objectives have rank 0, the second best 1, and so on.
+    next_rank = defaultdict[str, Iterator[int]](count)
+    rank = {standing.arm: next(next_rank[standing.objective if fraction < 1 else ""]) for standing in own_first}
 
-    def turn(course: Course) -> tuple[bool, int]:
-        return course.objective == own_objective and projected[course.arm] < projected[own], rank[course.arm]
+    def turn(standing: RungStanding) -> tuple[bool, int]:
+        is_behind = standing.objective == own_objective and projected[standing.arm] < projected[own]
+        return is_behind, rank[standing.arm]
 
-    going = {course.arm for course in sorted(by_end, key=turn)[:room]}
+    staying = {standing.arm for standing in sorted(own_first, key=turn)[:room]}
     return tuple(
-        Standing(c.arm, c.rung, None if c.arm in going else f"no room: its projected end is {projected[c.arm]:.3f}")
-        for c in sorted(courses, key=lambda course: -projected[course.arm])
+        standing
+        if standing.arm in staying
+        else replace(standing, dropped=f"no room: its projected end is {projected[standing.arm]:.3f}")
+        for standing in sorted(reached, key=lambda standing: -projected[standing.arm])
     )
 
 
@@ -138,7 +135,8 @@ def _objective(aim: Aim) -> dict[str, Any]:
 
 
 def _title(config: TrainConfig) -> str:
-    advantage, optimizer = config.advantage, config.optimizer
+    advantage = config.advantage
+    optimizer = config.optimizer
     objective = " then ".join(phase.advantage.estimator for phase in config.phases) or advantage.estimator
     falls = f", order falls to {advantage.final_order}" if advantage.final_order else ""
     schedule = "" if optimizer.schedule == "constant" else f", {optimizer.schedule}"
@@ -180,8 +178,9 @@ class TuningSpec:
     def final(self, winner: ArmRecipe, run_seconds: float, seeds: int) -> ComparisonSpec:
         """Return the comparison of the winner with the user's recipe."""
         points = tuple(run_seconds * fraction for fraction in _POINTS)
-        arms, where = (self.own, winner), (self.machine, self.jobs)
-        return ComparisonSpec(arms, "seconds", run_seconds, points, seeds, (), (), *where)
+        return ComparisonSpec(
+            (self.own, winner), "seconds", run_seconds, points, seeds, machine=self.machine, jobs=self.jobs
+        )
 
     def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> PlannedRun:
         """Write the recipe for an arm's run in the race, and return the run up to `fraction` of its budget."""
@@ -190,8 +189,8 @@ class TuningSpec:
         config = run_config(arm, _TUNING_SEED, directory, Budget("seconds", self.run_seconds, points))
         rung = self.run_seconds * fraction
         pause = None if fraction == 1 else rung
-        skip, number = self.tuning_prompts
-        changed = {"evaluation.skip_prompts": skip, "evaluation.num_prompts": number, "budget.pause_at": pause}
+        skip, num_prompts = self.tuning_prompts
+        changed = {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num_prompts, "budget.pause_at": pause}
         recipe = directory.with_suffix(".yaml")
         with storage_errors(folder):
             recipe.parent.mkdir(parents=True, exist_ok=True)
@@ -266,11 +265,12 @@ class TuneClock:
     def size_of_final(self) -> tuple[float, int] | None:
         """Return (budget per run, seeds) of a final that fits into the time left; None if none fits."""
         for seeds in range(self.spec.seeds, FEWEST_SEEDS - 1, -1):
-            each = self.left / self._waves(seeds)
-            shortest, whole = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
-            if each >= shortest:
-                part = min((each - shortest) / (whole - shortest), 1.0)
-                fraction = _SHORTEST + (1 - _SHORTEST) * part
+            seconds_per_run = self.left / self._waves(seeds)
+            shortest, longest = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
+            if seconds_per_run >= shortest:
+                # a run's time is linear in its budget from `_SHORTEST` on
+                position = min((seconds_per_run - shortest) / (longest - shortest), 1.0)
+                fraction = _SHORTEST + (1 - _SHORTEST) * position
                 return float(f"{fraction * self.spec.run_seconds:.4g}"), seeds
         return None
 
