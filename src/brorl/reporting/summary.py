@@ -60,7 +60,7 @@ def cost_row(run: StoredRun) -> tuple[str, ...]:
         _batch(run),
         f"{cost.samples:,}",
         f"{dropped:,} ({_fraction(dropped, cost.samples)})",
-        f"{sum(one.distinct_responses for one in sampled):,}",
+        f"{sum(step.distinct_responses for step in sampled):,}",
         f"{cost.sampled_tokens:,}",
         f"{cost.unique_tokens:,} ({_fraction(cost.unique_tokens, cost.sampled_tokens)})",
         duration(cost.seconds),
@@ -113,8 +113,8 @@ def _lost_verdicts(run: StoredRun) -> list[str]:
     sampled = _sampled(run)
     evaluated = _evaluations(run)
     counts = {
-        "timed out": [sum(one.verifier_timeouts for one in some) for some in (sampled, evaluated)],
-        "failed": [sum(one.verifier_failures for one in some) for some in (sampled, evaluated)],
+        "timed out": [sum(record.verifier_timeouts for record in records) for records in (sampled, evaluated)],
+        "failed": [sum(record.verifier_failures for record in records) for records in (sampled, evaluated)],
     }
     for what, (training, evaluating) in counts.items():
         if training or evaluating:
@@ -127,7 +127,7 @@ def _lost_verdicts(run: StoredRun) -> list[str]:
         for step in sampled:
             reasons.update(step.unverified_reasons or {})
         lines.append(
-            f"{lost:,} of {sum(one.samples for one in sampled):,} rollouts could not be verified because of "
+            f"{lost:,} of {sum(step.samples for step in sampled):,} rollouts could not be verified because of "
             f"infrastructure failures. They were removed from their groups. Most often: {reasons.most_common(1)[0][0]}."
         )
     if lost := sum(evaluation.num_unverified or 0 for evaluation in evaluated):

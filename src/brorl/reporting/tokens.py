@@ -41,10 +41,10 @@ def _file_of(model: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     hub_id, revision = split_revision(model)
-    found: Any = None
+    file: Any = None
     with suppress(ValueError):  # a deleted folder is not a hub id
-        found = try_to_load_from_cache(hub_id, _FILE, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+        file = try_to_load_from_cache(hub_id, _FILE, revision=revision)
+    return Path(file) if isinstance(file, str) else None
 
 
 def token_text(tokenizer: Any) -> TokenText:
