@@ -32,7 +32,7 @@ from tables import markdown
 QUANTITIES: tuple[Quantity, ...] = ("generation", "step")
 MEASURES: dict[Peer, tuple[Quantity, ...]] = {"ours": QUANTITIES, "trl": ("step",), "trl-checkpointing": ("step",)}
 MEASURES |= {"transformers": ("generation",), "vllm": ("generation",)}
-LARGEST_OF_PEERS = 512  # only ours is measured at a larger N
+MAX_OF_PEERS = 512  # only ours is measured at a larger N
 LIMITS = Limits(5, 1, 60.0)
 MICRO_BATCH = 32  # TRL's per-device batch
 
@@ -47,7 +47,7 @@ class Comparison:
     response_tokens: int = 64  # of random models
     quantities: tuple[Quantity, ...] = QUANTITIES
     prompts_per_step: int = 1
-    largest_of_peers: int = LARGEST_OF_PEERS
+    largest_of_peers: int = MAX_OF_PEERS
     limits: Limits = LIMITS
 
     def jobs(self, workload: Workload, quantity: Quantity, num_rollouts: int, peers: Sequence[Peer]) -> Iterator[Job]:

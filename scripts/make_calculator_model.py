@@ -46,7 +46,7 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 IGNORED = -100  # label of positions without a loss
-LONGEST = 3  # digits of a factor
+MAX_LENGTH = 3  # digits of a factor
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -112,7 +112,7 @@ def random_batch(
     """
     rows: list[tuple[list[int], list[int]]] = []
     for _ in range(batch_size):
-        digits = (1, 1) if rng.random() < 0.5 else (rng.randint(1, LONGEST), rng.randint(1, LONGEST))
+        digits = (1, 1) if rng.random() < 0.5 else (rng.randint(1, MAX_LENGTH), rng.randint(1, MAX_LENGTH))
         shown = rng.random() < 0.9
         texts = conversation(random_factors(rng, digits), shown, shown and rng.random() < calls)
         ids, labels = list[int](), list[int]()
@@ -156,7 +156,7 @@ def turn_probability(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 
 def measured(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[str]:
     """Yield a line for each size: how often the model calls, and is right in each case, on 200 random products."""
-    for digits in range(1, LONGEST + 1):
+    for digits in range(1, MAX_LENGTH + 1):
         calls, alone, copies = 0.0, 0.0, 0.0
         for _ in range(200):
             factors = random_factors(rng, (digits, digits))
@@ -170,7 +170,7 @@ def measured(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: r
 
 def question_lines(number: int, rng: random.Random) -> Iterator[str]:
     """Yield different products of two factors with the same number of digits, as many of each size, as JSON Lines."""
-    for digits in range(1, LONGEST + 1):
+    for digits in range(1, MAX_LENGTH + 1):
         chosen: set[tuple[int, int]] = set()
         while len(chosen) < number:
             chosen.add(random_factors(rng, (digits, digits)))

@@ -59,8 +59,8 @@ is a reward.
 - {without} have no answer of their own, only a scorer: {without_names}.
 - Entries of {dropped} do not have an accepted answer of their own and are dropped: {dropped_names}.
 
-The column *answer* is `own` if only the dataset's own answer is correct, and `several` if its scorer finds others. The
-column *junk* is the greatest score that the scorer alone gives junk.
+The column *answer* is `own` if only the dataset's own answer is correct, and `several` if its scorer accepts others.
+The column *junk* is the greatest score that the scorer alone gives junk.
 
 | dataset | settings | answer | junk | guard: what the scorer alone accepts |
 |---|---|---|---|---|

@@ -21,11 +21,11 @@ def public_names(folder: Path) -> Counter[str]:
     return Counter(node.name for node in nodes if isinstance(node, kinds) and not node.name.startswith("_"))
 
 
-def test_no_public_name_stands_twice() -> None:
+def test_public_names_are_unique() -> None:
     assert {name for name, count in public_names(PACKAGE).items() if count > 1} == PROGRAMS
 
 
-def test_a_name_that_stands_twice_is_found(tmp_path: Path) -> None:
+def test_a_duplicate_name_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("class Result: ...\ndef _private(): ...")
     (tmp_path / "b.py").write_text("class Result: ...\ndef _private(): ...\ndef Other(): ...")
     assert public_names(tmp_path) == {"Result": 2, "Other": 1}

@@ -35,7 +35,7 @@ from gpu.roofline import Ceilings, measure_ceilings
 from harness import DeviceLostError, Findings, Limits, OtherOptionsError, Part, Record, run_parts
 
 _MIN_S = 10.0  # of an exactness part
-_MOST_S = 240.0  # of any part
+_MAX_S = 240.0  # of any part
 _NO_MODEL = "no step of a real model: give the folder of SmolLM2-135M-Instruct with --model (gguf_model.py makes it)"
 _SIZES = {  # the default, the value with --small, and the help
     "runs": (5, 2, "runs of a measurement, after a first one"),
@@ -126,16 +126,16 @@ def _parts(arguments: argparse.Namespace, device: Device) -> Iterator[Part]:
 def _exactness(arguments: argparse.Namespace, device: Device) -> Iterator[Part]:
     trial = Trial(arguments.exact_rollouts, arguments.exact_tokens, arguments.seed)
     for kind in (*HOOKED, *STATE_SPACE):
-        yield Part(f"exactness: {kind}, device", partial(device_part, kind, device, trial), _MIN_S, _MOST_S)
+        yield Part(f"exactness: {kind}, device", partial(device_part, kind, device, trial), _MIN_S, _MAX_S)
         for precision in ("float64", "float32", "bfloat16"):
             if kind in STATE_SPACE and precision == "float64":
                 continue  # their states are float32 in every precision
             for what, part in (("learner", learner_part), ("engine", engine_part)):
                 run = partial(part, kind, precision, device, trial)
-                yield Part(f"exactness: {kind}, {what} {precision}", run, _MIN_S, _MOST_S)
+                yield Part(f"exactness: {kind}, {what} {precision}", run, _MIN_S, _MAX_S)
     sizes = ("tiny", 16, 16) if arguments.small else ("300M", 256, 1024)
     long = LongTrial(sizes[0], 8, *sizes[1:], arguments.nodes, arguments.seed)
-    yield Part("exactness: long responses", partial(long_part, device, long), 2 * _MIN_S, _MOST_S)
+    yield Part("exactness: long responses", partial(long_part, device, long), 2 * _MIN_S, _MAX_S)
 
 
 def _steps(arguments: argparse.Namespace) -> Iterator[Part]:
@@ -150,7 +150,7 @@ def _steps(arguments: argparse.Namespace) -> Iterator[Part]:
             arguments.device, arguments.seed,
         )  # fmt: skip
         for peer, name in (("ours", "brorl"), ("trl", "TRL")):
-            yield Part(f"step: {step.name} by {name}", partial(step.measure, peer), arguments.step_s, _MOST_S)
+            yield Part(f"step: {step.name} by {name}", partial(step.measure, peer), arguments.step_s, _MAX_S)
 
 
 def _decoding(
@@ -169,7 +169,7 @@ def _decoding(
         if model.name != "1.5B":  # whose samples by others take minutes
             ways |= {"generate": one.generate, "vLLM": one.vllm}
         for way, run in ways.items():
-            yield Part(f"decoding: {one.rows.name} by {way}", run, 3 * arguments.part_s, _MOST_S)
+            yield Part(f"decoding: {one.rows.name} by {way}", run, 3 * arguments.part_s, _MAX_S)
 
 
 def _learning(
@@ -183,7 +183,7 @@ def _learning(
             if variant.timed or variant.forward is FLAT:
                 run = partial(one.measure, variant)
                 name = f"learning: {one.responses.name} by {variant.name}"
-                yield Part(name, run, 4 * arguments.part_s, _MOST_S)
+                yield Part(name, run, 4 * arguments.part_s, _MAX_S)
 
 
 def _real(arguments: argparse.Namespace) -> TimedModel:

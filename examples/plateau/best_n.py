@@ -36,7 +36,7 @@ from brorl.training.local_parts import LocalParts
 PROMPTS, ROLLOUTS = 64, 1024
 NUMBERS = (16, 32, 64, 128, 256, 512)
 ORDERS = (1, 4, 15, 63, 255)
-MOST_GROUPS = 4  # of a prompt, for each N
+MAX_GROUPS = 4  # of a prompt, for each N
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class GroupNoise:
 
 def group_noise(parts: LocalParts, groups: list[Group], num_rollouts: int, order: int) -> GroupNoise:
     """Measure the gradient of groups of N rollouts at one order, at most N - 1."""
-    generator, number = np.random.default_rng(0), min(MOST_GROUPS, ROLLOUTS // num_rollouts)
+    generator, number = np.random.default_rng(0), min(MAX_GROUPS, ROLLOUTS // num_rollouts)
     weight = partial(maxrl_weight, order=min(order, num_rollouts - 1))
     means, squared, across = [], 0.0, 0.0
     for group in groups:

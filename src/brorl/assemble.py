@@ -71,7 +71,7 @@ def build_run(
     if cluster is None:
         parts = LocalParts.load(config, inputs, observe, on_end, echo)
         learner = parts.learner(echo=echo)
-        collector = SyncCollector.of_run(config, parts.stream, parts.grader, parts.engine, learner, clock, observe)
+        collector = SyncCollector.for_run(config, parts.stream, parts.grader, parts.engine, learner, clock, observe)
     else:
         from brorl.distributed.remote_parts import place_run
 
@@ -130,6 +130,6 @@ def build_evaluation(
         engine = place_engine(cluster, config, inputs.context, observe)
         weights = cluster.call(remote_fingerprint, config)
     decode = make_decode(inputs.tokenizer, config.verification.thoughts, config.sampling.stop)
-    read_calls = inputs.toolbox.calls_text if inputs.toolbox else None
-    grader = Grader(verifiers, decode, config.rewards, sees=config.verification.sees, read_calls=read_calls)
+    calls_text = inputs.toolbox.calls_text if inputs.toolbox else None
+    grader = Grader(verifiers, decode, config.rewards, sees=config.verification.sees, calls_text=calls_text)
     return engine, Evaluator(grader, inputs.sampling, config.evaluation.rollouts_per_prompt, observe), weights

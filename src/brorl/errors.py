@@ -104,6 +104,6 @@ def option(name: str, value: object = None) -> str:
     return f"`{argument}`" if value is None else f"`{argument}={value}`"
 
 
-def of_source(key: str, value: object = None) -> str:
+def source_setting(key: str, value: object = None) -> str:
     """Format a data source's setting for a message: `path`, or `domain: math`."""
     return f"`{key}`" if value is None else f"`{key}: {value}`"

@@ -19,7 +19,7 @@ from brorl.section import Names, Section
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LOWEST_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-6
 """Lowest temperature above 0: logits divided by it stay finite in float32."""
 
 
@@ -40,9 +40,9 @@ class SamplingParams:
     min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.temperature == 0 or LOWEST_TEMPERATURE <= self.temperature < float("inf")):
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < float("inf")):
             raise ValueError(
-                f"temperature must be 0 for greedy decoding, or a finite number of at least {LOWEST_TEMPERATURE:g}, "
+                f"temperature must be 0 for greedy decoding, or a finite number of at least {MIN_TEMPERATURE:g}, "
                 f"got {self.temperature}"
             )
         if not 0 < self.top_p <= 1:
@@ -61,7 +61,7 @@ class SamplingParams:
 class SamplingSettings(Section):
     """How rollouts are sampled."""
 
-    temperature: float = Field(1.0, ge=LOWEST_TEMPERATURE, description="sampling temperature")
+    temperature: float = Field(1.0, ge=MIN_TEMPERATURE, description="sampling temperature")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; the trained policy is the truncated one")
     top_k: int = Field(0, ge=0, description="sample from the k most likely tokens, 0 for all; see `top_p`")
     max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
@@ -107,7 +107,7 @@ def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], 
 
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]  # maps a response's tokens to its text
-_PART = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode the bytes of an incomplete character to this
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode the bytes of an incomplete character to this
 
 
 class StopStrings:
@@ -127,7 +127,9 @@ class StopStrings:
         self.pieces = _Pieces(tokenizer)
         self.longest = max((len(text.encode()) for text in texts), default=0) or 1
         # Where tokens split a character, their texts have one or more replacement characters in its place.
-        patterns = ["".join(re.escape(c) if c.isascii() else f"(?:{c}|{_PART}+)" for c in text) for text in texts]
+        patterns = [
+            "".join(re.escape(c) if c.isascii() else f"(?:{c}|{_REPLACEMENT}+)" for c in text) for text in texts
+        ]
         self.likely_in = re.compile("|".join(patterns)).search
 
     def __bool__(self) -> bool:

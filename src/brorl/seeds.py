@@ -25,7 +25,7 @@ def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSeque
         second: 0 to 2**32 - 1.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of range.
     """
     if not 0 <= seed < _WORD**2:
         raise ValueError(f"a seed must be between 0 and 2**64 - 1, got {seed}")

@@ -105,7 +105,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _WORKING = (*_FULL, errno.EIO, errno.EAGAIN)  # errors of operations that the file system supports
 _BLOCK = 1 << 22  # bytes per read
-_LONGEST_NAME = 255  # bytes
+_MAX_NAME_LENGTH = 255  # bytes
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def followed(link: Path) -> Path:
     with suppress(OSError, ValueError):  # a ValueError: the text is not a name
         if link.is_symlink():
             return link.with_name(link.readlink().name)
-        if is_file(link) and link.stat().st_size <= _LONGEST_NAME:
+        if is_file(link) and link.stat().st_size <= _MAX_NAME_LENGTH:
             folder = link.with_name(link.read_text("utf-8"))
             return folder if is_folder(folder) else link
     return link

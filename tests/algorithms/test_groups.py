@@ -102,7 +102,7 @@ def test_unverified_responses_are_neither_correct_nor_incorrect(lost: list[int])
     """Against plain counting over the rollouts: the responses have 2, 1 and 3, and the last one is incorrect."""
     verdicts = [verdict_of("correct"), verdict_of("correct"), verdict_of("wrong answer")]
     marked = [unverified_verdict("a worker was lost") if i in lost else v for i, v in enumerate(verdicts)]
-    judged = Group.of_verdicts(PROMPT, TREE, marked)
+    judged = Group.from_verdicts(PROMPT, TREE, marked)
     left = [i for i in (0, 0, 1, 2, 2, 2) if i not in lost]
     right = sum(i < 2 for i in left)
     assert (judged.num_unverified, judged.num_correct) == (6 - len(left), right)

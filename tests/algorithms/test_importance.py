@@ -74,7 +74,7 @@ def test_unknown_log_probs_are_refused(rng: np.random.Generator) -> None:
         importance_factors(unknown, old_M, ImportanceCorrection(correction="truncate"))
 
 
-class JobOptions:
+class FixedUniforms:
     """A generator that hands out given uniform numbers."""
 
     def __init__(self, *numbers: float) -> None:
@@ -123,7 +123,7 @@ def test_every_entry_is_chosen_with_exactly_its_probability(rng: np.random.Gener
             pi_L = inclusion_probabilities(random_weights(rng, 15), wanted)
             fraction, total = np.zeros(15), 0.0
             for offset, length in intervals(pi_L):
-                chosen = choose(pi_L, JobOptions(offset))
+                chosen = choose(pi_L, FixedUniforms(offset))
                 assert abs(chosen.size - pi_L.sum()) < 1
                 assert (np.diff(chosen) > 0).all()
                 fraction[chosen] += length
@@ -142,7 +142,7 @@ def all_choices(
         for verdict in (False, True)
     ]
     for (u, p), (v, q) in product(*offsets):
-        yield p * q, *choose_responses(total_L, correct_L, size, JobOptions(u, v))
+        yield p * q, *choose_responses(total_L, correct_L, size, FixedUniforms(u, v))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -97,11 +97,11 @@ def test_the_mean_of_k1_and_k3_is_the_divergence(estimator: str, rng: np.random.
 
 def test_the_mean_of_k2_is_the_divergence_only_to_second_order(rng: np.random.Generator) -> None:
     """Ten times closer, its error is a thousand times smaller."""
-    direction, centre = rng.normal(size=11), rng.normal(size=11)
+    direction, center = rng.normal(size=11), rng.normal(size=11)
     errors = []
     for size in (1e-1, 1e-2):
-        policy = torch.log_softmax(torch.from_numpy(centre + size * direction), 0)
-        reference = torch.log_softmax(torch.from_numpy(centre), 0)
+        policy = torch.log_softmax(torch.from_numpy(center + size * direction), 0)
+        reference = torch.log_softmax(torch.from_numpy(center), 0)
         mean = (policy.exp() * kl_estimates(policy, reference, "k2", NO_CLAMP)).sum()
         errors.append(abs(float(mean - divergence(policy, reference))))
     assert errors[1] < errors[0] / 100

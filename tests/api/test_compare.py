@@ -118,7 +118,7 @@ def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> N
     assert compared.pair is not None
     assert compared.pair[1].difference.value == pytest.approx((ends[1] - ends[0]).mean(), abs=1e-12)
     record = json.loads((compared.path / "comparison.json").read_text())
-    assert record["verdict"] == [*compared.answer, *compared.caveats]
+    assert record["summary"] == [*compared.answer, *compared.caveats]
     assert [file.name for file in compared.files] == [
         "comparison.json", "comparison.png", "comparison.html",
     ]  # fmt: skip

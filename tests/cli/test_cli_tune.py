@@ -24,7 +24,7 @@ from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate
 from brorl.tuning import race as module
 from brorl.tuning.answer import TuningResult, recipe_for
-from brorl.tuning.race import StartPilot, with_tuning_prompts
+from brorl.tuning.race import TuningPilot, with_tuning_prompts
 from brorl.tuning.spec import OWN, RUNGS, TuningSpec, candidates
 from case_tables import table
 from run_support import SMALL, command, refused
@@ -133,7 +133,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
 
 def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = {1: Estimate(0.5, 0.45, 0.505), 256: Estimate(0.505, 0.45, 0.51)}
-    monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(flat, {16: 64}, 0.1, 1.0))
+    monkeypatch.setattr(module, "take_pilot", lambda *_: TuningPilot(flat, {16: 64}, 0.1, 1.0))
     returned: list[bool] = []
     monkeypatch.setattr(module, "return_freed_memory", lambda: returned.append(True))
     result = brorl.tune("quickstart", output_dir=tmp_path / "out", progress=False)
@@ -147,7 +147,7 @@ def test_pass_at_1_alone_does_not_say_that_nothing_is_to_be_found(
 ) -> None:
     """The interval of the start leaves no room above it."""
     alone = {1: Estimate(0.5, 0.495, 0.505)}
-    monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(alone, {16: 64}, 0.1, 1.0))
+    monkeypatch.setattr(module, "take_pilot", lambda *_: TuningPilot(alone, {16: 64}, 0.1, 1.0))
     with pytest.raises(UserError, match="budget"):  # it goes on to the plan, for which this is too short
         brorl.tune("quickstart", output_dir=tmp_path / "out", budget="1s", progress=False, **{"evaluation.ks": [1]})
 
@@ -156,7 +156,7 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rising = {1: Estimate(0.1, 0.05, 0.15), 256: Estimate(0.9, 0.8, 0.95)}
-    monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(rising, {16: 64}, 2.0, 1.0))
+    monkeypatch.setattr(module, "take_pilot", lambda *_: TuningPilot(rising, {16: 64}, 2.0, 1.0))
     with pytest.raises(UserError, match=r"budget=1m00s` is too short: a step of the recipe takes 2 s.*give at least"):
         brorl.tune("quickstart", budget="1m", output_dir=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
@@ -170,13 +170,13 @@ def test_a_budget_is_refused_by_a_part_of_a_step_before_the_pilot(
     These are 12.25 runs. They have 3 * 3 + 2 + 2 + 10 * 5 = 63 evaluations, and 85% of the other time is training.
     """
 
-    def pilot(*arguments: Any) -> StartPilot:
+    def pilot(*arguments: Any) -> TuningPilot:
         *_, check_time = arguments
         check_time(0.5, 7.0)  # 12.25 * 50 / .85 + 63 * 7 = 1162 seconds
         with pytest.raises(UserError, match="an evaluation takes at least 8 s; give more than 20m2"):
             check_time(0.5, 8.0)  # 1225 seconds
         check_time(0.9, 0.0)  # 1297 seconds
-        return StartPilot({}, {}, 0.9, 0.0)
+        return TuningPilot({}, {}, 0.9, 0.0)
 
     monkeypatch.setattr(module, "take_pilot", pilot)
     with pytest.raises(UserError, match=r"a step of the recipe takes at least 0\.9 s.*judged; give more than 21m3\ds"):
@@ -324,7 +324,7 @@ def test_too_few_training_prompts_are_refused(tmp_path: Path) -> None:
         "sampling": {"max_new_tokens": 8},
     }
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    assert "a tuning needs at least 8 training prompts, got 7" in refusal(str(tmp_path / "recipe.yaml"))
+    assert "tuning needs at least 8 training prompts, got 7" in refusal(str(tmp_path / "recipe.yaml"))
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

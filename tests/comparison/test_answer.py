@@ -10,7 +10,7 @@ from comparisons import evaluation_at, findings, levels, score_SP, synthetic, te
 from scipy import stats
 
 from brorl.comparison import findings as f
-from brorl.comparison.answer import MOST_CAVEATS, comparison_record
+from brorl.comparison.answer import MAX_CAVEATS, comparison_record
 from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Comparison, RunEvaluation
@@ -182,7 +182,7 @@ class TestTables:
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0)[:, chosen])
             assert asdict(scores.pass_at["start"][1]) == pytest.approx(asdict(expected), abs=1e-12)
 
-    def test_scores_by_task(self, comparison: Comparison) -> None:
+    def test_scores_by_source(self, comparison: Comparison) -> None:
         for k in (1, 16):
             rows = source_table(results_of(comparison), k).rows
             assert [row[0] for row in rows] == ["source-0 (15)", "source-1 (15)"]
@@ -252,11 +252,11 @@ class TestAnswer:
         comparison = synthetic(rng, overshoot={1: 0.18}, ended_early={(0, 1): 2, (0, 2): 2}, num_prompts=20)
         results = results_of(replace(comparison, notes=("fewer prompts per step",)))
         topics = caveats_of(results)
-        assert len(topics) > MOST_CAVEATS
+        assert len(topics) > MAX_CAVEATS
         gravest = [[finding.template for finding in topic] for topic in topics[:2]]
         assert gravest == [[f.NOT_MATCHED], [f.ENDED_EARLY] * 2]
         record = comparison_record(results)
-        assert record["verdict"] == [*map(str, answer_of(results)), *sentences(topics[:MOST_CAVEATS])]
+        assert record["summary"] == [*map(str, answer_of(results)), *sentences(topics[:MAX_CAVEATS])]
         assert record["caveats"] == sentences(topics)
 
     def test_an_early_ending_is_told(self, rng: np.random.Generator) -> None:
@@ -334,7 +334,7 @@ class TestRecord:
         comparison = synthetic(rng, num_prompts=20)
         results = results_of(comparison)
         record = json.loads(json.dumps(comparison_record(results), allow_nan=False))
-        assert record["verdict"] == [*map(str, answer_of(results)), *sentences(caveats_of(results))]
+        assert record["summary"] == [*map(str, answer_of(results)), *sentences(caveats_of(results))]
         assert record["matched"] is True
         for arm, told in zip(comparison.arms, record["arms"], strict=True):
             for eval_point, at in zip(comparison.eval_points, record["at_eval_points"][arm.name], strict=True):

@@ -109,7 +109,7 @@ def test_counts_of_a_tree_are_those_of_its_rollouts(rng: np.random.Generator) ->
     for (tokens, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True):
         reason_of[tokens, done] = str(rng.choice(reasons))
     verdicts = [Verdict(r == "correct", 0.0, None, r, 0.0) for r in reason_of.values()]
-    found = count_responses(Group.of_verdicts(Prompt("a:1", "x", (9,), "r", "math", "a"), tree, verdicts))
+    found = count_responses(Group.from_verdicts(Prompt("a:1", "x", (9,), "r", "math", "a"), tree, verdicts))
     every = [reason_of[tuple(r), f] for r, f in zip(rollouts, finished, strict=True)]
     assert found.num_correct == every.count("correct")
     assert found.num_truncated == finished.count(False)
@@ -129,7 +129,7 @@ def test_turns_and_given_tokens_are_counted_and_shown_where_there_are_some(rng: 
         given = [[0 < at < len(ids) - 1 and ids[at - 1] == 3 for at in range(len(ids))] for ids in rollouts]
         tree = RolloutTree.from_responses((9,), [[*ids, 9] for ids in rollouts], given=[[*ids, False] for ids in given])
         verdicts = [Verdict(False, 0.0, None, "wrong", 0.0)] * tree.num_responses
-        groups.append(Group.of_verdicts(Prompt(f"a:{i}", "x", (9,), "r", "math", "a"), tree, verdicts))
+        groups.append(Group.from_verdicts(Prompt(f"a:{i}", "x", (9,), "r", "math", "a"), tree, verdicts))
     found = [count_responses(group) for group in groups]
     assert [counts.given_tokens for counts in found] == [int(group.tree.given.sum()) for group in groups]
     turns = [len(turns) for group in groups for turns, count in

@@ -121,10 +121,10 @@ def test_sentences_have_the_numbers_of_the_plan() -> None:
     assert all(text.count(line) == 1 for line in lines)
 
     alone = advice_lines(report(tied=[1], chosen=1))
-    assert numbers(alone[1]) == ["20", "1.00", "16"]  # the recipe's N is its own: its prompts per step instead
+    assert numbers(alone[1]) == ["20", "1", "16"]  # the recipe's N is its own: its prompts per step instead
     assert numbers(alone[2]) == ["256", "1.04", "0.94", "1.25"]  # the next best N and its noise / the least
     slow = [replace(other, budget_prompts=0) if other.num_rollouts == 64 else other for other in report().plan.rows]
-    assert numbers(advice_lines(report(rows=slow))[1]) == ["10", "1.00", "64"]
+    assert numbers(advice_lines(report(rows=slow))[1]) == ["10", "1", "64"]
     assert " - " in shown(budget_table(report(rows=slow)))
 
 

@@ -308,7 +308,7 @@ class TestPaths:
     def test_nothing_of_this_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked the hub for a file"))
-        here = f"working folder {tmp_path}"
+        here = f"working directory {tmp_path}"
         for path in ("prompts.jsonl", "data/prompts.parquet", "./data/x", "/no/x", "../x", "a/b/c", "gsm8k", "~/x"):
             check_names(refusal(path), f"no file or folder {path} ", here, "`path`", "openai/gsm8k")
         check_names(refusal("data/*.jsonl"), "data/*.jsonl", KINDS, here, "`path`")

@@ -449,7 +449,7 @@ def test_the_page_knows_who_wrote_a_token(tmp_path: Path, rng: np.random.Generat
 def test_a_stored_text_that_is_the_last_turn_is_not_repeated(tmp_path: Path) -> None:
     tree = RolloutTree.from_responses((1,), [(5, 6, 7), (5, 6, 8)], given=[[False, True, False]] * 2)
     verdicts = [Verdict(True, 1.0, None, "correct", 0.0)] * 2
-    group = Group.of_verdicts(Prompt("p", "text", (1,), "ref", "math"), tree, verdicts)
+    group = Group.from_verdicts(Prompt("p", "text", (1,), "ref", "math"), tree, verdicts)
     stored = replace(group, texts=["[7]", "[5][8]"])
     RunDirectory(tmp_path).write_responses("rollouts", 1, [stored])
     (encoded,) = unpacked(encode_step(tmp_path, 1, token_text(None), 10_000).data)["groups"]

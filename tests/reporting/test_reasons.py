@@ -12,7 +12,7 @@ import pytest
 from brorl.reporting.charts import charts_of
 from brorl.reporting.page import evaluations_shown, left_out, make_page
 from brorl.reporting.page_rollouts import choose_evaluations
-from brorl.reporting.summary import reason, why_missing
+from brorl.reporting.summary import missing_reason, why_missing
 from brorl.reporting.tokens import token_text
 from brorl.runs.run_directory import StoredRun, read_run
 from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
@@ -123,5 +123,5 @@ def test_several_runs_have_a_reason_each_where_they_differ(rng: np.random.Genera
     begun = run_of([{"step": 0}])
     fruitless = run_of([fruitless_record(rng, 1)])
     whys = [why_missing(run, "update") for run in (begun, fruitless)]
-    assert reason([begun, begun], "update") == whys[0]
-    assert reason([begun, fruitless], "update") == f"run: {whys[0]} run: {whys[1]}"
+    assert missing_reason([begun, begun], "update") == whys[0]
+    assert missing_reason([begun, fruitless], "update") == f"run: {whys[0]} run: {whys[1]}"

@@ -71,8 +71,8 @@ class Pair:
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         with torch.no_grad():
             for parameter in self.model.parameters():
-                centre = 1.0 if parameter.dim() == 1 else 0.0
-                parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
+                center = 1.0 if parameter.dim() == 1 else 0.0
+                parameter.copy_(center + 0.3 * torch.randn(parameter.shape, generator=generator))
         self.publish()
 
     def publish(self) -> None:

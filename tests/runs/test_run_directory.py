@@ -37,7 +37,7 @@ def stored_group() -> Group:
     ]
     prompt = Prompt("p-1", "2 3:", (2, 3), "2 3 -> 5", "countdown")
     reward_L = np.array([v.score - 0.5 for v in verdicts])
-    return replace(Group.of_verdicts(prompt, tree, verdicts), reward_L=reward_L, texts=["5", "5+6", "6666"])
+    return replace(Group.from_verdicts(prompt, tree, verdicts), reward_L=reward_L, texts=["5", "5+6", "6666"])
 
 
 def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def dropped_record(groups: Sequence[Group]) -> dict[str, int]:
 def fruitless_record(rng: np.random.Generator, step: int) -> dict[str, Any]:
     """The last line of a run that found no correct rollout: sampled, verified, and no update."""
     wrong = Verdict(False, 0.0, None, "no answer", 0.0)
-    groups = [Group.of_verdicts(g.prompt, g.tree, [wrong] * g.tree.num_responses) for g in random_step(rng, 4, 12)]
+    groups = [Group.from_verdicts(g.prompt, g.tree, [wrong] * g.tree.num_responses) for g in random_step(rng, 4, 12)]
     record = step_record(rng, step, groups)
     for section in ("update", "coverage"):
         del record[section]

@@ -25,7 +25,7 @@ from recipes import recipe
 from small_models import flattened_logprobs, random_tree, rollouts, with_given
 
 SETTINGS = recipe(learning_rate=1e-3, temperature=0.9, nodes_per_pass=30, max_grad_norm=1e9, max_new_tokens=9)
-LONGEST = SETTINGS.sampling.max_new_tokens
+MAX_LENGTH = SETTINGS.sampling.max_new_tokens
 OLD = {False: "engine", True: "recompute"}
 Rows = list[list[Tensor]]
 Batch = tuple[list[Group], list[np.ndarray]]
@@ -119,7 +119,7 @@ def flat(
             tally.ratios += ratio_T.tolist()
             tally.tokens += ratio_T.size
             factor_sum += factor * ratio_T.size
-    denominator = {"token_mean": tally.tokens, "sequence_mean": num_rows, "constant": num_rows * LONGEST}
+    denominator = {"token_mean": tally.tokens, "sequence_mean": num_rows, "constant": num_rows * MAX_LENGTH}
     policy = tally.loss / denominator[loss.aggregation]
     total = policy
     if penalty and penalty.placement == "loss":

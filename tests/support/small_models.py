@@ -75,8 +75,8 @@ def small_model(
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            centre = 1.0 if parameter.dim() == 1 else 0.0
-            parameter.copy_(centre + scale * noise)
+            center = 1.0 if parameter.dim() == 1 else 0.0
+            parameter.copy_(center + scale * noise)
     use_exact_norms(model, replace_class=architecture != "hooked")
     return model.eval()
 

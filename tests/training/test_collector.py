@@ -19,7 +19,7 @@ from brorl.rollout.engine import SampleTask
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
-from brorl.training.collector import NoGroupsError, SyncCollector, prompts_of_round
+from brorl.training.collector import NoGroupsError, SyncCollector, num_prompts_for_round
 from brorl.tree import RolloutTree
 from brorl.verdict import BATCH_TIMEOUT, Verdict
 from brorl.verification.grade import Grader
@@ -236,7 +236,7 @@ def test_a_round_fills_its_step_in_nine_of_ten_cases(rng: np.random.Generator) -
         per_step, sampled = int(rng.integers(24, 80)), int(rng.integers(20, 200))
         missing, kept = int(rng.integers(per_step // 2, per_step + 1)), int(sampled * rng.uniform(0.4, 0.95))
         fraction = (kept + 1) / (sampled + 1)
-        num_prompts = int(prompts_of_round(per_step, missing, kept, sampled))
+        num_prompts = int(num_prompts_for_round(per_step, missing, kept, sampled))
         assert abs(num_prompts - enough(missing, fraction)) <= 1 + 0.02 * num_prompts
         assert num_prompts * fraction <= missing + per_step / 3 + 1
 
@@ -246,19 +246,19 @@ def test_one_lost_group_does_not_keep_a_surplus_alive(rng: np.random.Generator) 
     for missing in rng.integers(2, 200, 50).tolist():
         sampled = float(rng.uniform(50, 5000))
         lost = (1 - 0.92 ** (1 / missing)) * (sampled + 1)  # then all of the missing ones are kept in 92 of 100 cases
-        assert prompts_of_round(200, missing, sampled - lost, sampled) == missing
+        assert num_prompts_for_round(200, missing, sampled - lost, sampled) == missing
 
 
 def test_a_round_is_bounded(rng: np.random.Generator) -> None:
     counts = np.arange(1, 2000)
-    assert prompts_of_round(2000, counts, 0, 0).tolist() == counts.tolist()  # nothing is known
+    assert num_prompts_for_round(2000, counts, 0, 0).tolist() == counts.tolist()  # nothing is known
     sampled = rng.integers(1, 5000, counts.size)
-    assert prompts_of_round(2000, counts, sampled, sampled).tolist() == counts.tolist()  # all groups are kept
+    assert num_prompts_for_round(2000, counts, sampled, sampled).tolist() == counts.tolist()  # all groups are kept
     for per_step in (1, 3, 16):
-        assert prompts_of_round(per_step, per_step, 0, 500) == per_step  # the run may be about to give up
-        assert prompts_of_round(per_step, per_step, 1, 500) == 6 * per_step
+        assert num_prompts_for_round(per_step, per_step, 0, 500) == per_step  # the run may be about to give up
+        assert num_prompts_for_round(per_step, per_step, 1, 500) == 6 * per_step
         for kept in range(21):  # few groups can be surplus, also where a step has few
-            num_prompts = int(prompts_of_round(per_step, 1, kept, 20))
+            num_prompts = int(num_prompts_for_round(per_step, 1, kept, 20))
             assert 1 <= num_prompts <= max(per_step, ceil((1 + per_step / 3) * 21 / (kept + 1)))
 
 

@@ -21,7 +21,7 @@ from brorl.errors import UserError
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
 from brorl.runs.step_record import StepRecord, from_json, to_json, total_cost
-from brorl.training.schedule import Objective, Schedule
+from brorl.training.schedule import PhaseSchedule, Schedule
 from brorl.training.settings import PhaseSettings
 from brorl.tree import RolloutTree
 from case_tables import table
@@ -33,8 +33,8 @@ from run_support import SMALL, assert_same_run, command
 N = 32
 
 
-def phases_of(*phases: PhaseSettings, evaluate_every: int = 0) -> Objective:
-    return Objective(recipe(phases=phases, evaluation=EvaluationSettings(every=evaluate_every)))
+def phases_of(*phases: PhaseSettings, evaluate_every: int = 0) -> PhaseSchedule:
+    return PhaseSchedule(recipe(phases=phases, evaluation=EvaluationSettings(every=evaluate_every)))
 
 
 def phase(name: str, until: float = 1.0, patience: int | None = None) -> PhaseSettings:
@@ -46,7 +46,7 @@ def evaluation(step: int, coverage: float) -> dict[str, Any]:
     return {"step": step, "evaluation": {"pass_at": pass_at}}
 
 
-def names(objective: Objective, fractions: Sequence[float]) -> list[str]:
+def names(objective: PhaseSchedule, fractions: Sequence[float]) -> list[str]:
     phase_names = []
     for fraction in fractions:
         objective.begin_step(fraction)
@@ -112,8 +112,8 @@ def test_recalled_metrics_rebuild_the_state(rng: np.random.Generator) -> None:
         assert again.__dict__ == expected.__dict__
 
 
-def objective_of(**settings: Any) -> Objective:
-    return Objective(make_config({"rollouts_per_prompt": N, **settings}, {}, "test"))
+def objective_of(**settings: Any) -> PhaseSchedule:
+    return PhaseSchedule(make_config({"rollouts_per_prompt": N, **settings}, {}, "test"))
 
 
 def test_the_learning_rate_falls_from_a_fraction_of_the_budget_on() -> None:

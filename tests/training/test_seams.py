@@ -34,7 +34,7 @@ from brorl.training.collector import SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.loop import Ending, Recorder, train_run
-from brorl.training.mini_batch import NUM_SUMS, means, no_sums
+from brorl.training.mini_batch import NUM_SUMS, means, zero_sums
 from brorl.training.run import TrainingRun, restore
 from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.settings import BudgetSettings, CollapseLimits, DiagnosticsSettings, ReferenceSettings
@@ -319,4 +319,4 @@ def test_means_divide_each_sum_by_its_own_total(rng: np.random.Generator) -> Non
     divisors = (1.0, weight, weight, weight, count, sampled, sampled)
     expected = {name: value / by for name, value, by in zip(names, sums_S, divisors, strict=True)}
     assert means(torch.from_numpy(sums_S), totals) == pytest.approx(expected, rel=1e-15)
-    assert means(no_sums(torch.device("cpu")), 0 * totals) == dict.fromkeys(names, 0.0)
+    assert means(zero_sums(torch.device("cpu")), 0 * totals) == dict.fromkeys(names, 0.0)

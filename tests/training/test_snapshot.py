@@ -48,16 +48,16 @@ def test_the_average_is_that_of_the_weights_after_each_update(
         learn(learner, *batch_of(rng), seed=seed)
         history.append(weights(model))
     own, expected = history[-1], averaged(history, decay)
-    learner.exchange_average()
+    learner.swap_averaged_weights()
     for got, mean, current in zip(weights(model), expected, own, strict=True):
         torch.testing.assert_close(got, mean, rtol=1e-12, atol=1e-14)
         assert not torch.equal(got, current)
     average = weights(model)
-    learner.exchange_average()
+    learner.swap_averaged_weights()
     assert same(weights(model), own)
 
     with pytest.raises(ValueError, match=r"no averaged weights; set optimizer.ema_decay"):
-        TreeLearner(model, SETTINGS).exchange_average()
+        TreeLearner(model, SETTINGS).swap_averaged_weights()
     learner.save_pretrained(tmp_path)
     for folder, saved in ((tmp_path, own), (tmp_path / "ema", average)):
         assert same(weights(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)), saved)

@@ -325,7 +325,7 @@ def test_rounds_without_a_verified_group_are_lost() -> None:
     retries = RetryPolicy(recipe(max_tries=1).dynamic_sampling)
     tree = RolloutTree.from_responses((1,), [[3], [50]])
     verdicts = [Verdict(True, 1.0, None, "correct", 0.0), unverified_verdict("a worker was lost")]
-    group = Group.of_verdicts(prompt_of(tree), tree, verdicts)
+    group = Group.from_verdicts(prompt_of(tree), tree, verdicts)
     for _ in range(3):
         assert not retries.is_over
         retries.add([group])

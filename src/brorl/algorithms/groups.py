@@ -59,7 +59,7 @@ class Group:
                 )
 
     @classmethod
-    def of_verdicts(cls, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Group:
+    def from_verdicts(cls, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Group:
         """Build a prompt's group from its verdicts. Rewards are 1 if correct, 0 if incorrect, NaN if unverified."""
         correct_L = np.array([verdict.correct for verdict in verdicts], np.bool_)
         group = cls(prompt, tree, correct_L, correct_L.astype(np.float64), verdicts=verdicts)

@@ -22,7 +22,7 @@ from brorl.algorithms.settings import ImportanceCorrection
 from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.tree import RolloutTree
 
-_LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is far smaller
+_MAX_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is far smaller
 
 
 def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> dict[str, float]:
@@ -90,7 +90,7 @@ def check_sampler_logprobs(trees: Sequence[RolloutTree]) -> None:
 
 def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:
     check_sampler_logprobs([tree])
-    log_ratio_M: FloatArray = np.clip(old_logprob_M - tree.logprob, -_LARGEST_LOG_WEIGHT, _LARGEST_LOG_WEIGHT)
+    log_ratio_M: FloatArray = np.clip(old_logprob_M - tree.logprob, -_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
     return log_ratio_M
 
 

@@ -35,7 +35,7 @@ from brorl.algorithms.settings import Aggregation, KLEstimator, KLPenalty
 from brorl.arrays import FloatArray
 from brorl.tree import RolloutTree
 
-_LARGEST_LOG_RATIO = 80.0
+_MAX_LOG_RATIO = 80.0
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -66,10 +66,10 @@ def _ratio(logprob_K: Tensor, old_logprob_K: Tensor, bounded_K: Tensor | None = 
     infinite ratio (above e^88.7 in float32) would be NaN.
     """
     log_ratio_K = logprob_K - old_logprob_K
-    too_large_K = log_ratio_K.detach() > _LARGEST_LOG_RATIO
+    too_large_K = log_ratio_K.detach() > _MAX_LOG_RATIO
     if bounded_K is not None:
         too_large_K = too_large_K & bounded_K
-    return log_ratio_K.masked_fill(too_large_K, _LARGEST_LOG_RATIO).exp()
+    return log_ratio_K.masked_fill(too_large_K, _MAX_LOG_RATIO).exp()
 
 
 def clipped_policy_loss(

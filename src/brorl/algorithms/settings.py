@@ -251,7 +251,7 @@ class PolicyLossSettings(Section):
         return Clip(low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
     @property
-    def is_of_responses(self) -> bool:
+    def is_sequence_level(self) -> bool:
         """Whether the policy term is a function of whole responses, which needs the log-probs of all nodes first."""
         return self.kind == "gspo"
 

@@ -106,7 +106,8 @@ def check_cheaply(config: TrainConfig) -> None:
         file = function.rpartition(":")[0]
         if file.endswith(".py") and not is_file(file):
             raise UserError(
-                f"{setting}: there is no file {file} (working folder {Path.cwd()}); write the function, or fix the path"
+                f"{setting}: there is no file {file} (working directory {Path.cwd()}); write the function, "
+                "or fix the path"
             )
     check_first_rows(config)
 

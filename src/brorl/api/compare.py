@@ -94,8 +94,9 @@ def _complete(
     machine = machine_of(slots, spec.arms)
     if spec.unit == "seconds" and spec.machine not in ("", machine):
         raise UserError(
-            f"{folder} was started on {spec.machine}, but this is {machine}: a comparison in seconds cannot continue "
-            f"here; use the same {option('jobs')}, or start a new one in a different {option('output-dir')}"
+            f"{folder} was started on {spec.machine}, but this is {machine}: a comparison matched on seconds "
+            "can only continue on the machine it started on; "
+            f"use the same {option('jobs')}, or start a new one in a different {option('output-dir')}"
         )
     check_arms(spec.arms, spec.unit, spec.seeds, len(slots), None if spec.machine else folder)
     if not spec.machine:

@@ -41,7 +41,7 @@ _SINGLE = (
     "device", "dtype", "engine.kind", "engine.dtype", "engine.memory_gib", "engine.threads", "sampling.stop",
     "evaluation.num_prompts", "evaluation.top_k", "evaluation.min_new_tokens",
 )  # fmt: skip
-_SAID = {"top_k": "top-k", "min_new_tokens": "minimum length"}  # stored if above 0
+_SHOWN_IF_SET = {"top_k": "top-k", "min_new_tokens": "minimum length"}  # stored if above 0
 _SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
 _TOP_P = 0.95  # as in the paper
 SETTINGS = (*_SINGLE, *_SECTIONS)
@@ -98,7 +98,7 @@ def evaluate(
         KeyboardInterrupt: If the evaluation was stopped. Repeat the call to continue it.
     """
     refuse_in_worker()
-    sets, guessed = _sets(data, checkpoint)
+    sets, guessed = _dataset_names(data, checkpoint)
     replaced = flat_settings(overrides)
     wanted = default_ks(samples) if ks is None else tuple(sorted(set(ks)))
     sampled = {"samples": samples, "temperature": temperature, "top_p": top_p, "seed": seed}
@@ -117,7 +117,7 @@ def default_ks(num_rollouts: int) -> tuple[int, ...]:
     return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_rollouts))
 
 
-def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _dataset_names(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the dataset names, and lines about guesses. Rows are written to a file, whose name is returned."""
     if isinstance(data, str):
         return (data,), ()
@@ -235,7 +235,7 @@ def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo
     device = inputs.settings["device"]
     sets = ", ".join(f"{name} ({source['prompts']:,} prompts)" for name, source in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
-    drawn += "".join(f", {label} {settings[name]:,}" for name, label in _SAID.items() if name in settings)
+    drawn += "".join(f", {label} {settings[name]:,}" for name, label in _SHOWN_IF_SET.items() if name in settings)
     echo(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
     echo(
         f"{settings['samples']:,} responses per prompt, {drawn}, at most {settings['max_new_tokens']:,} tokens each, "
@@ -311,7 +311,7 @@ def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str
     pairs = {
         "temperature": (f"{settings['temperature']:g}", f"{evaluation.temperature:g}"),
         "top-p": (f"{settings['top_p']:g}", f"{drawn.top_p:g}"),
-        **{label: (f"{settings.get(name, 0):,}", f"{getattr(drawn, name):,}") for name, label in _SAID.items()},
+        **{label: (f"{settings.get(name, 0):,}", f"{getattr(drawn, name):,}") for name, label in _SHOWN_IF_SET.items()},
         "length limit": (f"{settings['max_new_tokens']:,}", f"{drawn.max_new_tokens:,}"),
         "responses per prompt": (f"{settings['samples']:,}", f"{samples:,}"),
         "prompts": (f"{here_prompts:,}", f"{num_prompts:,}"),

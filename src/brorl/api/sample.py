@@ -214,7 +214,7 @@ def _sampled(
         if verifiers:
             seen = partial(
                 seen_text, decode=decode, sees=config.verification.sees,
-                read_calls=toolbox.calls_text if toolbox else None,
+                calls_text=toolbox.calls_text if toolbox else None,
             )  # fmt: skip
             verdicts_of_trees = grade([prompt] * len(trees), trees, verifiers, seen, config.rewards.stop_properly > 0)
             verdicts = tuple(map(tuple, verdicts_of_trees))

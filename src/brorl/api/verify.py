@@ -310,7 +310,7 @@ def _find_responses(path: str) -> str:
     if not exists(local):
         if glob.has_magic(path):
             return path
-        raise UserError(f"there is no file or folder {path} (working folder {Path.cwd()}); fix FILE")
+        raise UserError(f"there is no file or folder {path} (working directory {Path.cwd()}); fix FILE")
     if (local / "config.yaml").is_file():
         steps = stored_steps(local)
         if not steps:

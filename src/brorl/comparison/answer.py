@@ -25,7 +25,7 @@ from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
 
-MOST_CAVEATS = 3  # show at most this many; the record contains all
+MAX_CAVEATS = 3  # show at most this many; the record contains all
 _LONGER = 2  # a longer comparison gets this multiple of the budget
 
 
@@ -69,7 +69,7 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
             basis=" ".join(map(str, basis)),
             tables=tables_of(results),
             figures=figures,
-            caveats=sentences([topic for topic in caveats_of(results)[:MOST_CAVEATS] if topic != basis]),
+            caveats=sentences([topic for topic in caveats_of(results)[:MAX_CAVEATS] if topic != basis]),
             following=following,
         )
     )
@@ -84,7 +84,7 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     start_P = start_scores(comparison).mean(0)
     end_P = {arm.name: scores_at(comparison, arm, results.budget).mean(0) for arm in comparison.arms}
     record = {
-        "verdict": [*map(str, answer_of(results)), *caveats[:MOST_CAVEATS]],
+        "summary": [*map(str, answer_of(results)), *caveats[:MAX_CAVEATS]],
         "caveats": caveats,
         **conditions,
         "tolerance": TOLERANCE,
@@ -129,7 +129,7 @@ class FinishedComparison(Result, ComparisonResults):
     @property
     def caveats(self) -> tuple[str, ...]:
         """Limits of the answer, the most serious first, at most three."""
-        return tuple(sentences(caveats_of(self)[:MOST_CAVEATS]))
+        return tuple(sentences(caveats_of(self)[:MAX_CAVEATS]))
 
     @property
     def tables(self) -> tuple[Table, ...]:

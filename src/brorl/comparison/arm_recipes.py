@@ -32,7 +32,7 @@ from brorl.model.load import choose_device
 from brorl.runs.run_directory import held_out_record
 from brorl.training.inputs import prepare_run
 
-_LONGEST_NAME = 14  # longest name of an arm, in characters, that tables and figures can repeat
+_MAX_NAME_LENGTH = 14  # longest name of an arm, in characters, that tables and figures can repeat
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def short_names(names: Sequence[str]) -> list[tuple[str, str]]:
         more, last = divmod(index, 26)
         return (letters(more - 1) if more else "") + chr(ord("A") + last)
 
-    if max(map(len, names), default=0) <= _LONGEST_NAME:
+    if max(map(len, names), default=0) <= _MAX_NAME_LENGTH:
         return [(name, "") for name in names]
     return [(letters(i), name) for i, name in enumerate(names)]
 

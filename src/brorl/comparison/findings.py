@@ -86,7 +86,7 @@ SCOPE = (
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
 _SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' steps was disturbed
-_FEWEST_SIBLINGS = 3  # fewer runs of an arm have no meaningful median
+_MIN_SIBLINGS = 3  # fewer runs of an arm have no meaningful median
 _COVERS = {
     "prompts and seeds": "other prompts and other seeds",
     "prompts": "other prompts, not for other seeds",
@@ -202,7 +202,7 @@ def _slow_runs(results: ComparisonResults) -> Iterator[Finding]:
     for arm in comparison.arms if comparison.unit == "seconds" else ():
         runs = [run for run in arm.runs if run.end_reason is None]
         steps = [score_at(run, "seconds", results.budget).cost.steps for run in runs]
-        usual = median(steps) if len(steps) >= _FEWEST_SIBLINGS else 0
+        usual = median(steps) if len(steps) >= _MIN_SIBLINGS else 0
         for run, made in zip(runs, steps, strict=True):
             if made < _SLOW * usual:
                 yield finding(SLOW_RUN, seed=run.seed, arm=arm.name, steps=made, usual=usual, path=run.path)

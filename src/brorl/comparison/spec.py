@@ -35,16 +35,16 @@ from brorl.storage import json_ready, read_json_file, refuse_used_output, replac
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
 _DEFAULT_POINTS = 4  # evaluation points of the default arms
 _MARGIN = 1.2  # a step may take this multiple of the mean, since steps vary
-LEAST_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step overshoots it only a little
-# Without --budget, a run gets at least these amounts and `LEAST_STEPS` steps of every arm.
-_LEAST_BUDGET: dict[Unit, float] = {"steps": LEAST_STEPS, "seconds": 30.0, "samples": 1.0, "unique_tokens": 1.0}
+MIN_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step overshoots it only a little
+# Without --budget, a run gets at least these amounts and `MIN_STEPS` steps of every arm.
+_MIN_BUDGET: dict[Unit, float] = {"steps": MIN_STEPS, "seconds": 30.0, "samples": 1.0, "unique_tokens": 1.0}
 _FEW, _MANY = 16, 512  # a single recipe is compared with one of these rollouts per prompt
 _NUM_POINTS = 8
 _SEEDS = 5
 _SWEPT = "quickstart"  # recipe of a sweep without a recipe
 _ROLLOUTS = "rollouts_per_prompt"
 TRIAL = "trial-"  # folders of trial steps begin with this
-_LONGEST_NAME = 60  # longest folder name of an arm, in characters
+_MAX_NAME_LENGTH = 60  # longest folder name of an arm, in characters
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class ComparisonSpec:
 def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
     """Return arm -> folder name. It is made from the arm's name if such names are valid and unique."""
     slugs = ["".join(c if c.isalnum() or c in "=.-" else "_" for c in arm.name) for arm in arms]
-    plain = len({slug.lower() for slug in slugs}) == len(slugs) and max(map(len, slugs)) <= _LONGEST_NAME
+    plain = len({slug.lower() for slug in slugs}) == len(slugs) and max(map(len, slugs)) <= _MAX_NAME_LENGTH
     return {
-        arm.name: f"arms/{slug}" if plain else f"arms/{number}-{slug[:_LONGEST_NAME]}"
+        arm.name: f"arms/{slug}" if plain else f"arms/{number}-{slug[:_MAX_NAME_LENGTH]}"
         for number, (arm, slug) in enumerate(zip(arms, slugs, strict=True), 1)
     }
 
@@ -259,7 +259,7 @@ def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
     amount_or_text = arguments.budget
     points = arguments.eval_points
     if amount_or_text is None:
-        return _LEAST_BUDGET[unit] if points is None or isinstance(points, int) else max(points)
+        return _MIN_BUDGET[unit] if points is None or isinstance(points, int) else max(points)
     budget = in_seconds(amount_or_text) if unit == "seconds" else _number(amount_or_text)
     if budget is None:
         example = "a time such as 90, 90s, 5m or 8h" if unit == "seconds" else f"a number of {UNIT_WORDS[unit]}"

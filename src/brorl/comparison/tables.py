@@ -17,7 +17,7 @@ from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, plain, short, short_time, signed
 from brorl.table import Table
 
-_LONGEST_VALUE = 9  # if a value is longer, in characters, the table of settings has a row per arm
+_MAX_VALUE_LENGTH = 9  # if a value is longer, in characters, the table of settings has a row per arm
 
 
 def tables_of(results: ComparisonResults) -> list[Table]:
@@ -264,7 +264,7 @@ def settings_table(results: ComparisonResults) -> Table:
     arms = results.comparison.arms
     title = "Settings in which the arms differ"
     values = [_shown_settings(arm) for arm in arms]
-    if len(arms) == 2 or max(len(value) for of_arm in values for value in of_arm.values()) <= _LONGEST_VALUE:
+    if len(arms) == 2 or max(len(value) for of_arm in values for value in of_arm.values()) <= _MAX_VALUE_LENGTH:
         names = dict.fromkeys(name for of_arm in values for name in of_arm)
         rows = tuple((name, *(of_arm.get(name, "-") for of_arm in values)) for name in names)
         words = frozenset({0, 1, 2} if len(arms) == 2 else {0})

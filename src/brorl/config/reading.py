@@ -91,7 +91,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
                 f"recipe {recipe} is not readable UTF-8 text ({error}); fix the file, or pass the path to a YAML file"
             ) from error
     else:
-        near = nearest(recipe, names) or f"; fix the path (working folder {Path.cwd()})"
+        near = nearest(recipe, names) or f"; fix the path (working directory {Path.cwd()})"
         raise UserError(f"recipe {recipe!r} is neither a file nor a built-in recipe ({', '.join(names)}){near}")
     try:
         settings = parse_yaml(text, recipe)

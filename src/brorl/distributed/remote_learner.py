@@ -35,7 +35,7 @@ from brorl.training.learner import Learner
 from brorl.tree import RolloutTree
 
 _GRACE_S = 5.0  # after a rank loses its connection, another rank's death becomes known within this time
-_LONGEST_WAIT_S = 5.0
+_MAX_WAIT_S = 5.0
 
 Report = Activity | str  # an activity, or a line for the user
 
@@ -101,7 +101,7 @@ class LearnerRank:
     def reports(self) -> list[Report]:
         """Wait for reports and return them. Return an empty list after some seconds without any."""
         try:
-            first = self._reports.get(timeout=_LONGEST_WAIT_S)
+            first = self._reports.get(timeout=_MAX_WAIT_S)
         except Empty:
             return []
         return [first, *self._drained()]
@@ -216,9 +216,9 @@ class RemoteLearner:
         """See `Learner`."""
         self._call("save_pretrained", folder.resolve())
 
-    def exchange_average(self) -> None:
+    def swap_averaged_weights(self) -> None:
         """See `Learner`."""
-        self._call("exchange_average")
+        self._call("swap_averaged_weights")
 
     def reset_reference(self, clear_optimizer: bool) -> None:
         """See `Learner`."""

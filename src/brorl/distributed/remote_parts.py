@@ -92,7 +92,7 @@ def place_run(
     collector: Collector
     if config.cluster.mode == "sync":
         engine = place_engine(cluster, config, inputs.context, observe)
-        collector = SyncCollector.of_run(config, stream, grader, engine, learner, clock, observe)
+        collector = SyncCollector.for_run(config, stream, grader, engine, learner, clock, observe)
     else:
         pool = place_pool(cluster, config, inputs.context)
         collector = AsyncCollector(config=config, stream=stream, grader=grader, pool=pool, clock=clock, observe=observe)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from brorl.tools.toolbox import Toolbox
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
-LONGEST_RESPONSE = 32_768  # the paper's context
+MAX_RESPONSE_LENGTH = 32_768  # the paper's context
 
 
 class EvaluationInputs(NamedTuple):
@@ -155,10 +155,10 @@ def _response_limit(
     if request.belongs_to_run:
         return config.sampling.max_new_tokens
     text_config = model_config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None) or LONGEST_RESPONSE
+    positions = getattr(text_config, "max_position_embeddings", None) or MAX_RESPONSE_LENGTH
     window = getattr(text_config, "sliding_window", None) or positions
     longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
-    return max(1, min(LONGEST_RESPONSE, min(positions, window) - longest))
+    return max(1, min(MAX_RESPONSE_LENGTH, min(positions, window) - longest))
 
 
 def _check_memory(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Question
@@ -125,7 +125,7 @@ def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
         if unused is not None:
             raise UserError(
                 f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(known)}; "
-                f"fix the name, or set {of_source('domain')}"
+                f"fix the name, or set {source_setting('domain')}"
             )
 
 

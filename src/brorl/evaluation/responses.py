@@ -2,7 +2,7 @@
 
 Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response; its metadata contains the counts
 for each prompt. A file gets its name once it is complete, and the responses of a batch depend only on the batch. So a
-stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. A folder that contains a
+stored batch is never sampled again, and a resumed evaluation equals an uninterrupted one. A folder that contains a
 different evaluation, or other files, is rejected.
 """
 
@@ -146,7 +146,7 @@ def _check_verified(groups: Sequence[Group]) -> None:
     if 2 * lost > responses:
         raise UnverifiedResponsesError(
             f"{lost:,} of {responses:,} responses could not be verified (most often: {main_failure(groups)}); "
-            "free memory and processes, then rerun the command to continue"
+            "free up memory or stop other processes, then rerun the command to continue"
         )
 
 

@@ -41,7 +41,7 @@ from brorl.tree import subtree_ends
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
 QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
-_FEWEST_COPIES = 2  # as for `MIN_TOKENS`: a size of 1 would be compiled separately
+_MIN_COPIES = 2  # as for `MIN_TOKENS`: a size of 1 would be compiled separately
 
 
 def padded_tokens(num_tokens: int) -> int:
@@ -112,7 +112,7 @@ class Copies(NamedTuple):
         """Return the copies, given the blocks of keys that each block of queries sees."""
         num_blocks = len(touched_BB)
         blocks = []
-        copies = [(0, 0, 0)] * _FEWEST_COPIES  # no query sees these
+        copies = [(0, 0, 0)] * _MIN_COPIES  # no query sees these
         for block in range(num_blocks):
             edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
             first, *further = [(block, *pair) for pair in pairwise(edges)]

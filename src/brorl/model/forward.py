@@ -157,9 +157,9 @@ _ROW_TOKENS = 10
 _PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
 _SHARED_TOKENS = 2  # the responses to a prompt start with this many equal tokens
 _BLOCK_RESPONSES = 96  # responses to a prompt: enough to fill several blocks of FlexAttention
-_LONGEST_WINDOW = 8192  # longer windows are not checked: the plain pass has rows of this length
+_MAX_WINDOW = 8192  # longer windows are not checked: the plain pass has rows of this length
 _CACHED_PROMPT = 5
-_LONGEST_CACHED = 1024
+_MAX_CACHED_LENGTH = 1024
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
@@ -178,7 +178,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
 def check_sliding_window(model: PreTrainedModel) -> None:
     """Check that a prompt longer than a sliding window has the logits of the model's own attention."""
     window = smallest_window(model.config)
-    if window is None or window > _LONGEST_WINDOW:
+    if window is None or window > _MAX_WINDOW:
         return
     row = [7 * i % model.config.get_text_config().vocab_size for i in range(window + _ROW_TOKENS)]
     with _trial(model, HooksError), torch.no_grad():
@@ -205,7 +205,7 @@ def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
     """
     span = attention_limit(model.config)
     lengths = [_CACHED_PROMPT]
-    if span is not None and span.tokens < min(context, _LONGEST_CACHED):
+    if span is not None and span.tokens < min(context, _MAX_CACHED_LENGTH):
         lengths += [max(1, span.tokens - 2), span.tokens + 2]
     vocabulary = model.config.get_text_config().vocab_size
     for length in lengths:  # two prompts with two responses each
@@ -335,7 +335,7 @@ def _example_trees_of_many_blocks(model: PreTrainedModel) -> list[RolloutTree]:
     vocabulary = model.config.get_text_config().vocab_size
     trees = _example_trees(vocabulary, _BLOCK_RESPONSES)
     window = smallest_window(model.config)
-    if window is not None and window <= _LONGEST_WINDOW:
+    if window is not None and window <= _MAX_WINDOW:
         rows = [[(7 * i + first) % vocabulary for i in range(window + _BLOCK_RESPONSES)] for first in (0, 1)]
         trees.append(RolloutTree.from_responses([1, 2], rows))
     return trees

@@ -214,7 +214,7 @@ def read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
         raise UserError(f"the adapter in {folder} cannot be read ({first_line(error)}); copy it again") from error
     saved = {_PREFIX + _NAMED.sub(r"\1", name.removeprefix(_PREFIX)): tensor for name, tensor in weights.items()}
     if len(saved) < len(weights):
-        raise UserError(f"the adapter in {folder} has the weights of several adapters in one file; save one of them")
+        raise UserError(f"{folder} contains several adapters in one file; save only one of them")
     return config, saved
 
 

@@ -19,7 +19,7 @@ from brorl.model.device import to_device
 from brorl.model.tree_attention import ModelPass, PromptCache, PromptContext, prefill
 from brorl.tree import RolloutTree
 
-_MOST_DISTINCT = 2 / 3  # of all tokens; above it, smaller products hardly pay for the extra attention calls
+_MAX_DISTINCT = 2 / 3  # of all tokens; above it, smaller products hardly pay for the extra attention calls
 
 
 def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
@@ -28,7 +28,7 @@ def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) ->
     The padding of the keys and values is finite, but not zero.
     """
     tree = RolloutTree.from_responses((), prompts)
-    if tree.num_nodes > _MOST_DISTINCT * sum(map(len, prompts)):
+    if tree.num_nodes > _MAX_DISTINCT * sum(map(len, prompts)):
         return prefill(model_pass, list(prompts))
     index_of = {prompt: index for index, prompt in enumerate(sorted({*prompts}))}  # in the order of the leaves
     number_P = np.array([index_of[prompt] for prompt in prompts])

@@ -91,7 +91,7 @@ def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
 
 
 _NO_WINDOW = 1 << 30  # tokens
-_LEAST = 16  # fewest rows and columns of a product
+_MIN_BLOCK = 16  # fewest rows and columns of a product
 _PROMPT_BYTES, _OWN_BYTES = 1 << 13, 1 << 12  # bytes of keys that a program reads at a time
 
 
@@ -144,9 +144,9 @@ def attend(
         torch.empty(s, dtype=torch.float32, device=query_RHD.device) for s in ((*shape, dim), shape, shape)
     )
     slot_C, cell_R = (x if x is not None else position for x in (prompts.slot_C, prompts.cell_R))
-    queries = 64 if query_RHD.dtype.itemsize == 2 else _LEAST  # float32 is multiplied without tensor cores
+    queries = 64 if query_RHD.dtype.itemsize == 2 else _MIN_BLOCK  # float32 is multiplied without tensor cores
     token_bytes = dim * query_RHD.dtype.itemsize
-    sizes = {"G": groups, "D": dim, "BLOCK_D": max(_LEAST, triton.next_power_of_2(dim))}
+    sizes = {"G": groups, "D": dim, "BLOCK_D": max(_MIN_BLOCK, triton.next_power_of_2(dim))}
     sizes["GRID"] = prompts.slot_C is not None
     _attend_prompts[triton.cdiv(prompts.width * groups, queries), num_prompts, num_kv_heads](
         query_RHD, prompts.key_KPSD, prompts.value_KPSD, prompts.length_P, position, slot_C, sum_KCGD, mass_KCG,
@@ -157,7 +157,7 @@ def attend(
     _attend_own[num_slots, num_kv_heads](
         query_RHD, key_RKD, value_RKD, own_key_RKTD, own_value_RKTD, position, cell_R, sum_KCGD, mass_KCG, top_KCG,
         out_RHD, num_cells, num_tokens, window, QUERY_ROW=query_RHD.stride(0), KEY_ROW=key_RKD.stride(0),
-        VALUE_ROW=value_RKD.stride(0), K=num_kv_heads, BLOCK_G=max(_LEAST, triton.next_power_of_2(groups)),
+        VALUE_ROW=value_RKD.stride(0), K=num_kv_heads, BLOCK_G=max(_MIN_BLOCK, triton.next_power_of_2(groups)),
         BLOCK_T=_tokens_at_once(_OWN_BYTES, token_bytes), num_warps=2, num_stages=2, **sizes,
     )  # fmt: skip
     return out_RHD
@@ -165,7 +165,7 @@ def attend(
 
 def _tokens_at_once(num_bytes: int, token_bytes: int) -> int:
     power: int = triton.next_power_of_2(token_bytes)
-    return max(_LEAST, num_bytes // power)
+    return max(_MIN_BLOCK, num_bytes // power)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from brorl.errors import UnverifiedResponsesError
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import SampleTask
 from brorl.runs.run_directory import RunDirectory
-from brorl.training.collector import KEPT_DECAY, prompts_of_round
+from brorl.training.collector import KEPT_DECAY, num_prompts_for_round
 from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
 
@@ -134,7 +134,7 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
             missing_C = np.maximum(num_prompts - kept_C, 0)
             if not missing_C.any():
                 break
-            size_C = np.where(missing_C, prompts_of_round(num_prompts, missing_C, mixed_C, sampled_C), 0)
+            size_C = np.where(missing_C, num_prompts_for_round(num_prompts, missing_C, mixed_C, sampled_C), 0)
             new_C = generator.binomial(size_C, kept_fraction)
             kept_C, sampled_C, mixed_C = kept_C + new_C, sampled_C + size_C, mixed_C + new_C
             rounds += int(np.count_nonzero(missing_C)) if step >= _WARM_UP else 0
@@ -167,7 +167,7 @@ def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: in
     if not complete:
         raise UnverifiedResponsesError(
             f"each of the call's {len(prompts)} prompts has rollouts that could not be verified (most often: "
-            f"{main_failure(groups)}); free memory and processes, then rerun the command"
+            f"{main_failure(groups)}); free up memory or stop other processes, then rerun the command"
         )
     return SampledGroups(complete, len(prompts) - len(complete), clock)
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.prompts.answer_forms import last_box, surrounds_answer
 from brorl.prompts.countdown import is_countdown_reference
 from brorl.prompts.question import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 
 _MOSTLY = 0.9
-_LONGEST_ANSWER = 200  # characters; a longer text is a solution, not an answer
-_MOST_WORDS = 6  # a text with more words can be phrased in many ways
+_MAX_ANSWER_LENGTH = 200  # characters; a longer text is a solution, not an answer
+_MAX_WORDS = 6  # a text with more words can be phrased in many ways
 _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}([/.-])\d{1,2}\1(?:19|20)\d\d")
 
@@ -30,11 +30,11 @@ def looks_mathematical(text: str) -> bool:
 
 def _is_short(text: str) -> bool:
     """Return whether an answer is short enough for a response to give it word for word."""
-    return len(text.split()) <= _MOST_WORDS and len(text) <= _LONGEST_ANSWER and not _DATE.fullmatch(text)
+    return len(text.split()) <= _MAX_WORDS and len(text) <= _MAX_ANSWER_LENGTH and not _DATE.fullmatch(text)
 
 
 def _is_solution(text: str) -> bool:
-    return len(text) > _LONGEST_ANSWER or surrounds_answer(text)
+    return len(text) > _MAX_ANSWER_LENGTH or surrounds_answer(text)
 
 
 class AnswerRule(NamedTuple):
@@ -87,14 +87,15 @@ def _no_rule(path: str, column: str, answers: Sequence[str]) -> UserError:
     if solutions and all(last_box(text) is not None for text in solutions):
         return UserError(
             f"{path}: column {column!r} contains whole solutions with the answer in \\boxed{{}}; write the answers "
-            f"to a different column and name it with {of_source('answer_column')}"
+            f"to a different column and name it with {source_setting('answer_column')}"
         )
     strange = next(text for text in answers if not looks_mathematical(text))
     are_short = sum(map(_is_short, answers)) >= _MOSTLY * len(answers)
-    science = f"{of_source('domain', SCIENCE_DOMAIN)} to compare short texts, " if are_short else ""
+    science = f"{source_setting('domain', SCIENCE_DOMAIN)} to compare short texts, " if are_short else ""
     return UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
-        f"give {of_source('domain', 'math')} if they are mathematics, {science}{of_source('domain', 'NAME')} with a "
-        f"verifier that you write (docs/how-to/verifiers.md), or name a different column with "
-        f"{of_source('answer_column')}"
+        f"give {source_setting('domain', 'math')} if they are mathematics, {science}"
+        f"{source_setting('domain', 'NAME')} with a verifier that you write (docs/how-to/verifiers.md), "
+        "or name a different column with "
+        f"{source_setting('answer_column')}"
     )

@@ -13,7 +13,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from brorl.errors import of_source
+from brorl.errors import source_setting
 from brorl.format import short_repr
 from brorl.prompts.json_text import JSON_NAMES
 from brorl.prompts.options import choice_question, read_options, right_option
@@ -126,7 +126,7 @@ def _reference(row: Row, source: FileSource) -> str:
     if marker not in text:
         raise ValueError(
             f"{column} has no {marker!r} ({short_repr(text)}); fix the row, or remove "
-            f"{of_source('answer_after')} to use the whole column"
+            f"{source_setting('answer_after')} to use the whole column"
         )
     reference = text.rpartition(marker)[2].strip()
     if not reference:
@@ -143,7 +143,7 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
     if options is None:
         raise ValueError(
             f"{names} is {short_repr(cells[0] if len(cells) == 1 else cells)}, not 2 to 26 options; fix or delete "
-            f"the row, or set {of_source('options_column')} to a column with a list of texts"
+            f"the row, or set {source_setting('options_column')} to a column with a list of texts"
         )
     if answer is None or not str(answer).strip():
         _text(answer, source.answer_column, "")
@@ -168,9 +168,9 @@ def _cell(row: Row, source: FileSource, setting: str, column: str | None = None)
     # the same name in a different case, a common name, or a similarly spelled name
     names = (column.lower(), *USUAL_NAMES.get(setting, ()), *difflib.get_close_matches(column.lower(), lower, n=1))
     meant = next((lower[name] for name in names if name in lower), None)
-    advice = of_source(setting, meant) if meant else f"{of_source(setting)} to one of them"
+    advice = source_setting(setting, meant) if meant else f"{source_setting(setting)} to one of them"
     if known := layouts_of(source.path):
-        advice = f"{of_source('layout', ' or '.join(known))}, which reads this dataset"
+        advice = f"{source_setting('layout', ' or '.join(known))}, which reads this dataset"
     raise ValueError(f"has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); set {advice}")
 
 
@@ -208,7 +208,7 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
         )
     if first is not None:
         inside = f"{source.answer_column}.{first}"
-        return f"name the key that contains the answer, as in {of_source('answer_column', inside)}"
+        return f"name the key that contains the answer, as in {source_setting('answer_column', inside)}"
     return "an answer is a single text or number: write one answer, or JSON text if your verifier reads a structure"
 
 

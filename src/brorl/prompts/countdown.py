@@ -68,7 +68,7 @@ class CountdownPuzzle:
 
 
 def is_countdown_reference(reference: str) -> bool:
-    """Return whether `CountdownPuzzle.from_reference` can parse a text."""
+    """Return whether `CountdownPuzzle.from_reference` can parse the string."""
     try:
         CountdownPuzzle.from_reference(reference)
     except ValueError:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.format import counted, listed, short_repr
 from brorl.prompts.columns import read_columns, read_key
 from brorl.prompts.decimal_commas import column_reading, comma_line
@@ -24,7 +24,7 @@ from brorl.prompts.settings import FileSource
 from brorl.prompts.source_questions import SourceQuestions, reasons
 
 CONTRADICTION = "the same question with different answers"
-_MOST_BAD = 1_000  # stop reading after this many bad rows
+_MAX_BAD = 1_000  # stop reading after this many bad rows
 _SHOWN, _NAMED = 10, 5  # problems to list in a message, and rows to list per problem
 _BadRow = tuple[str, str]  # location and problem
 
@@ -52,10 +52,10 @@ def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
             dropped[str(reason)] += 1
         except UserError as problem:
             bad.append((row.location, str(problem)))
-            if len(bad) == _MOST_BAD:
+            if len(bad) == _MAX_BAD:
                 break
     if not num_rows:
-        raise UserError(f"{source.path} is empty; {of_source('path')} must contain at least one row")
+        raise UserError(f"{source.path} is empty; {source_setting('path')} must contain at least one row")
     same: dict[str, list[Question]] = {}  # the rows of each question
     for question in questions:
         same.setdefault(question.id if layout and layout.is_whole else question.key, []).append(question)
@@ -71,7 +71,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
     if layout and not kept:
         raise UserError(
             f"the layout {layout.name} dropped all {dropped.total():,} rows of {source.path} ({reasons(dropped)}); "
-            f"choose a different {of_source('layout')}, split or file"
+            f"choose a different {source_setting('layout')}, split or file"
         )
     repeated = num_rows - dropped.total() - len(kept)
     return SourceQuestions(source, kept, num_rows=num_rows, num_repeated=repeated, dropped=dict(dropped))
@@ -118,7 +118,7 @@ def _repeated_ids(questions: Sequence[Question], source: FileSource) -> list[_Ba
         (
             question.location,
             f"{question.location} has the same {source.id_column} {question.id.partition(':')[2]!r} as "
-            f"{earlier.location}; ids must be distinct: fix them, or remove {of_source('id_column')} to number rows",
+            f"{earlier.location}; ids must be distinct: fix them, or remove {source_setting('id_column')}",
         )
         for question in questions
         if (earlier := first.setdefault(question.id, question)) is not question
@@ -136,7 +136,7 @@ def _problems(bad: Sequence[_BadRow], path: str, num_rows: int) -> str:
         rows_of.setdefault(problem.removeprefix(location).lstrip(": "), []).append(row)
     if len(bad) == 1 or (len(rows_of) == 1 and len(bad) == num_rows):
         return bad[0][1]
-    lines = [f"{'at least ' if len(bad) >= _MOST_BAD else ''}{len(bad):,} rows of {path} cannot be used:"]
+    lines = [f"{'at least ' if len(bad) >= _MAX_BAD else ''}{len(bad):,} rows of {path} cannot be used:"]
     for problem, rows in list(rows_of.items())[:_SHOWN]:
         more = [f"{len(rows) - _NAMED:,} more"] if len(rows) > _NAMED else []
         colon = "" if problem.startswith(("has ", "is ")) and len(rows) == 1 else ":"

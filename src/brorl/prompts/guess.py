@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.prompts.answer_rules import find_domain, looks_mathematical
 from brorl.prompts.columns import USUAL_NAMES, conversation, without_answer
 from brorl.prompts.option_columns import find_choice, option_groups
@@ -27,7 +27,7 @@ from brorl.storage import split_revision
 _ROWS = 200  # number of rows that the guess reads
 _MARKER = "####"  # precedes the answer in GSM8K's format
 _MOSTLY = 0.9
-_MOST_CLASSES, _ROWS_PER_CLASS = 10, 4
+_MAX_CLASSES, _ROWS_PER_CLASS = 10, 4
 _CONTEXTS = (
     "context", "passage", "article", "paragraph", "story", "document", "premise", "body", "background", "scenario",
     "situation", "narrative", "dialogue", "excerpt", "table",
@@ -197,14 +197,14 @@ def _column(path: str, rows: Sequence[Row], setting: str, stated: str | None, ta
         if {stated, stated.partition(".")[0]} & {*rows[0].columns}:
             return stated
         raise UserError(
-            f"{path} has no column {stated!r} (columns: {columns}); name one of them with {of_source(setting)}"
+            f"{path} has no column {stated!r} (columns: {columns}); name one of them with {source_setting(setting)}"
         )
     for candidate in _candidates(rows[0], setting):
         values = _present(rows, candidate)
         if candidate not in taken and values and all(map(_CAN_BE[setting], values)):
             return candidate
     raise UserError(
-        f"{path}: no column is clearly {_NOUNS[setting]} (columns: {columns}); name it with {of_source(setting)}"
+        f"{path}: no column is clearly {_NOUNS[setting]} (columns: {columns}); name it with {source_setting(setting)}"
     )
 
 
@@ -255,14 +255,14 @@ def _answer_in(cell: Any) -> Any:
 
 def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
     """Reject answers that are class indices, since their meaning is unknown."""
-    indices = [index for value in values if (index := whole_number(value)) is not None and index <= _MOST_CLASSES]
+    indices = [index for value in values if (index := whole_number(value)) is not None and index <= _MAX_CLASSES]
     is_class = column.rpartition(".")[2].lower() in _CLASSES and len(indices) == len(values)
     if is_class and len(set(indices)) <= len(values) // _ROWS_PER_CLASS:
         listed = ", ".join(map(str, sorted(set(indices))))
         raise UserError(
             f"{path}: column {column!r} contains only {listed}, which look like class indices; write the class names "
-            f"to a column, name it with {of_source('answer_column')}, and list them in the question; "
-            f"or give {of_source('domain', 'math')} if these numbers are the answers"
+            f"to a column, name it with {source_setting('answer_column')}, and list them in the question; "
+            f"or give {source_setting('domain', 'math')} if these numbers are the answers"
         )
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from string import ascii_lowercase
 from typing import Any, Literal, NamedTuple
 
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.format import short_repr
 from brorl.prompts.options import Options, is_label, read_options, right_option, whole_number
 from brorl.prompts.row import Row
@@ -102,8 +102,8 @@ def find_choice(
         raise UserError(
             f"{path}: {clear.name} {'looks' if len(clear.columns) == 1 else 'look'} like the options of "
             f"multiple-choice questions, and {f'column {answer!r} does not name' if answer else 'no column names'} the "
-            f"right one (columns: {', '.join(rows[0].columns)}); give {of_source('answer_column')}, with an option's "
-            f"letter, index or text, or {of_source('domain')}, such as math, to ignore the options"
+            f"right one (columns: {', '.join(rows[0].columns)}); give {source_setting('answer_column')}, with an "
+            f"option's letter, index or text, or {source_setting('domain')}, such as math, to ignore the options"
         )
     return None
 
@@ -214,5 +214,5 @@ def _two_readings(path: str, column: str, example: Any, is_text: bool) -> UserEr
         meant, why = "the text or the index of an option", ""
     return UserError(
         f"{path}: the answers in column {column!r}, such as {short_repr(example)}, could be {meant}{why}; give "
-        f"{of_source('first_option')}, the index of the first option: 0 or 1"
+        f"{source_setting('first_option')}, the index of the first option: 0 or 1"
     )

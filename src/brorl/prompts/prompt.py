@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-_LONGEST_REFERENCE = 2_000  # store at most this many characters
+_MAX_REFERENCE_LENGTH = 2_000  # store at most this many characters
 
 
 class PromptIds(tuple[int, ...]):
@@ -54,10 +54,10 @@ def stored_reference(reference: str) -> str:
 
     Every response is stored with its reference, and a program's tests can take megabytes.
     """
-    if len(reference) <= _LONGEST_REFERENCE:
+    if len(reference) <= _MAX_REFERENCE_LENGTH:
         return reference
     digest = blake2b(reference.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{reference[:_LONGEST_REFERENCE]}... ({len(reference):,} characters, blake2b {digest})"
+    return f"{reference[:_MAX_REFERENCE_LENGTH]}... ({len(reference):,} characters, blake2b {digest})"
 
 
 def fingerprint(prompts: Iterable[Prompt]) -> str:

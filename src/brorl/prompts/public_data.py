@@ -12,7 +12,7 @@ from functools import partial
 from itertools import starmap
 from typing import NamedTuple
 
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.prompts.layouts import code, puzzles, text
 from brorl.prompts.question import Question
 from brorl.prompts.row import Cells, DroppedRow, Row
@@ -118,7 +118,7 @@ def find_layout(name: str | None) -> Layout | None:
         return None if name is None else LAYOUTS[name]
     near = get_close_matches(name.lower(), LAYOUTS, 1)
     advice = f"did you mean {near[0]}?" if near else f"the layouts are {', '.join(LAYOUTS)}"
-    raise UserError(f"{of_source('layout', repr(name))} is not a layout; {advice}")
+    raise UserError(f"{source_setting('layout', repr(name))} is not a layout; {advice}")
 
 
 def layouts_of(dataset: str) -> list[str]:
@@ -136,7 +136,7 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
         raise UserError(
             f"{row.location} has {reason} (columns: {', '.join(row.columns) or 'none'}; expected one of "
             f"{', '.join(text.QUESTIONS)}, and one of {', '.join(text.ANSWERS)} or a solution with a \\boxed{{}}); "
-            f"name the columns with {of_source('prompt_column')} and answer_column"
+            f"name the columns with {source_setting('prompt_column')} and answer_column"
         ) from None
     except KeyError as error:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
@@ -153,11 +153,11 @@ def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
         if other.columns and other is not layout and columns.issuperset(other.columns)
     ]
     if fitting:
-        advice = f"set {of_source('layout')} to one that fits these columns: {' or '.join(fitting)}"
+        advice = f"set {source_setting('layout')} to one that fits these columns: {' or '.join(fitting)}"
     elif columns.issuperset(layout.columns):
         advice = "fix or delete the row"
     else:
-        advice = f"no layout fits these columns; name them with {of_source('prompt_column')} and answer_column"
+        advice = f"no layout fits these columns; name them with {source_setting('prompt_column')} and answer_column"
     return UserError(
         f"{row.location} is not in the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
         f"{advice}"

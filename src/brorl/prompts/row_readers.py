@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from brorl.errors import UserError, first_line, of_source
+from brorl.errors import UserError, first_line, source_setting
 from brorl.prompts.arrow import arrow_rows
 from brorl.prompts.json_text import JSON_NAMES, json_problem
 from brorl.prompts.row import Row
@@ -191,7 +191,7 @@ def read_rows(
         return
     if subset is not None:
         raise UserError(
-            f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; remove {of_source('subset')}"
+            f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; remove {source_setting('subset')}"
         )
     root = local if is_folder(local) else _literal_folder(local)
     for file in files:
@@ -203,7 +203,9 @@ def read_rows(
                     raise UserError(row.problem)
                 yield row._replace(part=part) if part else row
         except OSError as error:
-            raise UserError(f"{file} cannot be read ({error.strerror or error}); check {of_source('path')}") from error
+            raise UserError(
+                f"{file} cannot be read ({error.strerror or error}); check {source_setting('path')}"
+            ) from error
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
@@ -226,7 +228,8 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
         files = [file for file in paths if file.is_file() and file.suffix.lower() in READERS]
         if not files:
             raise UserError(
-                f"no file matches {path} ({', '.join(READERS)}; working folder {Path.cwd()}); fix {of_source('path')}"
+                f"no file matches {path} ({', '.join(READERS)}; working directory {Path.cwd()}); "
+                f"fix {source_setting('path')}"
             )
         return files
     if path in _SHIPPED:
@@ -234,7 +237,7 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
     hub_id, _ = split_revision(path)
     if local.suffix.lower() in (*READERS, *_COMPRESSED, ".txt") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
         raise UserError(
-            f"there is no file or folder {path} (working folder {Path.cwd()}); fix {of_source('path')} "
+            f"there is no file or folder {path} (working directory {Path.cwd()}); fix {source_setting('path')} "
             "(the id of a Hugging Face dataset looks like openai/gsm8k)"
         )
     return None
@@ -260,14 +263,16 @@ def _files_in(path: str, folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     if not files:
-        raise UserError(f"the folder {path} does not contain any {', '.join(READERS)} file; fix {of_source('path')}")
+        raise UserError(
+            f"the folder {path} does not contain any {', '.join(READERS)} file; fix {source_setting('path')}"
+        )
     names = [file.relative_to(folder).as_posix() for file in files]
     train_files = [name for name in names if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
     test_files = [name for name in names if re.search(rf"(?<![a-z])({'|'.join(_OTHER_SPLITS)})(?![a-z])", name.lower())]
     if train_files and test_files:
         raise UserError(
             f"the folder {path} contains several splits ({train_files[0]}, {test_files[0]}); name the files to train "
-            f"on, such as {of_source('path', folder / train_files[0])}"
+            f"on, such as {source_setting('path', folder / train_files[0])}"
         )
     return files
 
@@ -299,14 +304,14 @@ def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[
             raise UserError(f"the dataset in {path} cannot be read ({first_line(error)}); save it again") from error
         raise UserError(
             f"the Hugging Face dataset {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "
-            f"cannot be loaded: {first_line(error)}; check {of_source('path')}, subset and split, and the "
+            f"cannot be loaded: {first_line(error)}; check {source_setting('path')}, subset and split, and the "
             "connection (there is no local file or folder with this name either)"
         ) from error
     if isinstance(rows, datasets.DatasetDict):
         if split not in rows:
             raise UserError(
-                f"{path} has no split {split!r} (splits: {', '.join(rows)}); set {of_source('split')}, or "
-                f"{of_source('path', local / next(iter(rows)))}"
+                f"{path} has no split {split!r} (splits: {', '.join(rows)}); set {source_setting('split')}, or "
+                f"{source_setting('path', local / next(iter(rows)))}"
             )
         rows = rows[split]
     columns = list(rows.column_names)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Message, Question
 from brorl.section import Names, Section, as_list
 from brorl.storage import exists, split_revision
@@ -116,15 +116,15 @@ class FileSource(Section):
             value = getattr(self, name)
             if isinstance(value, str) and not (value if field.default is None else value.strip()):
                 otherwise = "null" if field.default is None else "remove it if it has a default"
-                raise ValueError(f"{of_source(name)} is empty; give it a value, or {otherwise}")
+                raise ValueError(f"{source_setting(name)} is empty; give it a value, or {otherwise}")
         _check_label(self.label)
         if self.layout is not None:
             fields = type(self).model_fields
             twice = next((name for name in _LAYOUT_SETTINGS if getattr(self, name) != fields[name].default), None)
             if twice:
                 raise ValueError(
-                    f"{of_source(twice)}: the layout {self.layout} already sets it; remove {twice}, or remove layout "
-                    "and name the columns"
+                    f"{source_setting(twice)}: the layout {self.layout} already sets it; remove {twice}, or remove "
+                    "layout and name the columns"
                 )
         self._check_options()
         return self
@@ -132,16 +132,20 @@ class FileSource(Section):
     def _check_options(self) -> None:
         if not self.options_column:
             if self.first_option is not None:
-                raise ValueError(f"{of_source('first_option')} has no effect without options_column; set or remove it")
+                raise ValueError(
+                    f"{source_setting('first_option')} has no effect without options_column; set or remove it"
+                )
             return
         if not all(name.strip() for name in self.options_column):
-            raise ValueError(f"{of_source('options_column')} contains an empty name; fix it, or remove the setting")
+            raise ValueError(
+                f"{source_setting('options_column')} contains an empty name; fix it, or remove the setting"
+            )
         if self.answer_after is not None:
-            raise ValueError(f"{of_source('answer_after')} has no effect with options_column; remove one of them")
+            raise ValueError(f"{source_setting('answer_after')} has no effect with options_column; remove one of them")
         if self.domain == MATH_DOMAIN and self.domain_column is None:
             raise ValueError(
-                f"{of_source('options_column')} needs the multiple-choice verifier; set "
-                f"{of_source('domain', SCIENCE_DOMAIN)}"
+                f"{source_setting('options_column')} needs the multiple-choice verifier; set "
+                f"{source_setting('domain', SCIENCE_DOMAIN)}"
             )
 
 
@@ -190,7 +194,7 @@ class GymSource(Section):
 def _check_label(label: str) -> None:
     if ":" in label:
         raise ValueError(
-            f"{of_source('name', repr(label))} must not contain a colon, which separates the parts of an id; "
+            f"{source_setting('name', repr(label))} must not contain a colon, which separates the parts of an id; "
             "choose a different name"
         )
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from brorl.evaluation.pass_at_k import pass_at_k_of_each
 from brorl.format import counted, visible_text
 from brorl.reporting.frame import resource
-from brorl.reporting.summary import reason
+from brorl.reporting.summary import missing_reason
 from brorl.runs.run_directory import StoredRun
 from brorl.runs.step_record import EvaluationRecord, PooledCoverage, StepRecord
 
@@ -33,8 +33,8 @@ _FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own 
 Trace = dict[str, Any]
 # The path of a number in a record: dotted, or a tuple if its parts contain dots or are numbers. Two paths are a ratio,
 # three a value and its interval.
-Path = str | tuple[str | int, ...]
-Quantity = str | Sequence[Path]
+MetricPath = str | tuple[str | int, ...]
+Quantity = str | Sequence[MetricPath]
 
 
 def metric_lines(runs: Sequence[StoredRun], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
@@ -328,7 +328,7 @@ def _chart(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any]) -> Ch
         title=title,
         explanation=explanation,
         traces=special.traces(runs, k) if special.traces else metric_lines(runs, texts.get("lines", {})),
-        empty=reason(runs, texts.get("needs", "step")),
+        empty=missing_reason(runs, texts.get("needs", "step")),
         layout=layout | texts.get("layout", {}),
         by_progress="x" not in texts,
         marks=texts.get("marks", False),

@@ -26,7 +26,7 @@ from brorl.reporting.summary import (
     TOOLS,
     best_evaluation,
     cost_row,
-    reason,
+    missing_reason,
     run_notes,
     score_rows,
     tools_rows,
@@ -188,7 +188,7 @@ def _card(chart: Chart) -> str:
 def _summary(runs: Sequence[StoredRun]) -> str:
     """Return the tables of held-out scores, of costs, and of calls if there are tools."""
     scores = [score_rows(run) for run in runs]
-    learned = f'<p class="empty">{escape(reason(runs, "evaluation"))}</p>'
+    learned = f'<p class="empty">{escape(missing_reason(runs, "evaluation"))}</p>'
     if any(scores):
         learned = _by_run(runs, SCORES, scores) + _note(_SCORES_NOTE)
     costs = _by_run(runs, COSTS, [[cost_row(run)] for run in runs]) + _note(_COSTS_NOTE)

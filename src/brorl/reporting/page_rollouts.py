@@ -22,7 +22,7 @@ from brorl.runs.run_directory import StoredRun
 from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 
 _BYTES_PER_NODE = 5  # of compressed data, roughly; the true size is measured
-_FEWEST_PROMPTS = 16  # a step's bytes are divided among at least this many prompts
+_MIN_PROMPTS = 16  # a step's bytes are divided among at least this many prompts
 _UNKNOWN = 1  # stands for an unknown log-prob; log-probs are at most 0
 
 
@@ -85,7 +85,7 @@ def encode_step(run: Path, step: int, text_of: TokenText, max_bytes: int, folder
     all_responses = 0
     for group in read_groups(run, step, folder):
         all_responses += group.tree.num_responses
-        groups.append(_encode_group(group, text_of, max_nodes // _FEWEST_PROMPTS))
+        groups.append(_encode_group(group, text_of, max_nodes // _MIN_PROMPTS))
     nodes = sum(len(group["token"]) for group in groups)
     kept = groups if nodes <= max_nodes else _spread(groups, max(len(groups) * max_nodes // nodes, 1))
     while len(data := compressed(_step_data(step, kept, text_of))) > max_bytes and kept:
@@ -150,7 +150,7 @@ def _encode_group(group: Group, text_of: TokenText, max_nodes: int) -> dict[str,
 
 
 def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str | None:
-    """Return the stored text if the joined texts of the tokens of the last turn differ from it."""
+    """Return the stored text if it differs from the decoded tokens of the last turn."""
     joined = "".join(piece for piece, special in map(text_of, tokens) if not special)
     return None if joined in (text, f" {text}") else text
 

@@ -237,7 +237,7 @@ _SWITCHES: Mapping[Missing, str] = {
 }
 
 
-def reason(runs: Sequence[StoredRun], what: Missing) -> str:
+def missing_reason(runs: Sequence[StoredRun], what: Missing) -> str:
     """Return why no run has a number: one sentence if all runs have the same reason, else one for each run."""
     whys = [why_missing(run, what) for run in runs]
     if len(set(whys)) == 1:

@@ -53,8 +53,8 @@ from brorl.tree import RolloutTree
 
 _SHARED_MEMORY = Path("/dev/shm")
 _MAX_SEED = 2**62
-_LOWEST_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this value
-_HIGHEST_TEMPERATURE = 2.0  # vLLM rejects higher ones
+_MIN_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this value
+_MAX_TEMPERATURE = 2.0  # vLLM rejects higher ones
 
 
 class VllmEngine:
@@ -188,14 +188,14 @@ def publish(
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raise a ValueError if vLLM does not support these sampling parameters."""
-    if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
+    if 0 < sampling.temperature < _MIN_TEMPERATURE:
         raise ValueError(
-            f"vLLM does not support temperatures between 0 and {_LOWEST_TEMPERATURE}, but sampling.temperature = "
-            f"{sampling.temperature}; set it to 0 for greedy decoding, or to {_LOWEST_TEMPERATURE} or more"
+            f"vLLM does not support temperatures between 0 and {_MIN_TEMPERATURE}, but sampling.temperature = "
+            f"{sampling.temperature}; set it to 0 for greedy decoding, or to {_MIN_TEMPERATURE} or more"
         )
-    if sampling.temperature > _HIGHEST_TEMPERATURE:
+    if sampling.temperature > _MAX_TEMPERATURE:
         raise ValueError(
-            f"vLLM does not support temperatures above {_HIGHEST_TEMPERATURE}, but sampling.temperature = "
+            f"vLLM does not support temperatures above {_MAX_TEMPERATURE}, but sampling.temperature = "
             f"{sampling.temperature}; lower it, or set engine.kind: native"
         )
 

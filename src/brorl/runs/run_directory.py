@@ -221,7 +221,7 @@ class StoredRun:
     """The contents of a run directory, except weights and rollouts."""
 
     path: Path  # the directory
-    name: str  # shortest end of the path that distinguishes the run from others read with it
+    name: str  # shortest path suffix that distinguishes this run from the others
     # `config.yaml` by dotted name, as text: {"optimizer.learning_rate": "2e-06", ...}; empty if it is missing
     settings: Mapping[str, str]
     environment: Mapping[str, Any]  # `env.json`; empty if it is missing

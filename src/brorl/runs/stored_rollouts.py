@@ -145,7 +145,7 @@ def _group(file: Path, rows: Sequence[StoredRow]) -> Group:
         raise _damaged(file, f"the responses of prompt {first['prompt_id']!r} are not in tree order")
     prompt = Prompt(first["prompt_id"], first["prompt"], (), first["reference"], first["domain"], "", first["question"])
     rewards = [np.nan if row["reward"] is None else row["reward"] for row in rows]
-    group = Group.of_verdicts(prompt, tree, verdicts)
+    group = Group.from_verdicts(prompt, tree, verdicts)
     return replace(group, reward_L=np.array(rewards), texts=tuple(row["response"] for row in rows))
 
 

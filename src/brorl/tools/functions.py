@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from brorl.errors import ToolError, UserError, of_source
+from brorl.errors import ToolError, UserError, source_setting
 from brorl.format import shortened
 from brorl.prompts.question import ENVIRONMENT_DOMAIN
 from brorl.tools.arguments import argument_problem
@@ -144,7 +144,7 @@ class ToolRunner:
             if reply.failure:
                 raise UserError(
                     f"tools.environment: reset(**row) fails for {shortened(row)}: {_without_verifier(reply.failure)}; "
-                    f"fix reset or the row; {of_source('domain', ENVIRONMENT_DOMAIN)} passes whole rows"
+                    f"fix reset or the row; {source_setting('domain', ENVIRONMENT_DOMAIN)} passes whole rows"
                 )
             text_of[row] = reply.value
         return [text_of[row] for row in rows]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import ENVIRONMENT_DOMAIN, Question
 from brorl.prompts.rendering import render
@@ -44,12 +44,12 @@ def load_tools(config: TrainConfig, workers: Workers) -> ToolRunner | None:
 def make_toolbox(
     config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner | None
 ) -> Toolbox | None:
-    """Choose the call format for a model, which is a name or a folder; None without tools. See `Toolbox.of_run`."""
+    """Choose the call format for a model, which is a name or a folder; None without tools. See `Toolbox.for_run`."""
     if tools is None:
         return None
     from brorl.tools.toolbox import Toolbox
 
-    return Toolbox.of_run(config, model, tokenizer, tools)
+    return Toolbox.for_run(config, model, tokenizer, tools)
 
 
 def environment_verifier(tools: ToolRunner | None) -> Callable[[], Verifier]:
@@ -60,7 +60,7 @@ def environment_verifier(tools: ToolRunner | None) -> Callable[[], Verifier]:
             lacks = "has no reward" if tools and tools.environment is not None else "is not set"
             raise UserError(
                 f"the data has questions in the domain {ENVIRONMENT_DOMAIN!r}, but tools.environment {lacks}; set it "
-                f"to a class with get_reward(), or set a different {of_source('domain')}"
+                f"to a class with get_reward(), or set a different {source_setting('domain')}"
             )
         from brorl.tools.environments import EnvironmentVerifier
 

@@ -35,7 +35,7 @@ class Toolbox:
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def of_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner) -> Toolbox:
+    def for_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner) -> Toolbox:
         """Choose the call format for a model, which is a name or a folder.
 
         Raises:

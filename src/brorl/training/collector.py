@@ -162,7 +162,7 @@ def _why_unverified(groups: Sequence[Group]) -> str:
     return (
         f"most rollouts could not be verified because of infrastructure failures in {_MAX_LOST_ROUNDS} rounds in a row "
         f"(in the last one {_num_unverified(groups):,} of {_num_rollouts(groups):,}, most often: "
-        f"{main_failure(groups)}); free memory and processes, or lower verification.workers, and resume the run"
+        f"{main_failure(groups)}); free up memory or lower verification.workers, then resume the run"
     )
 
 
@@ -227,12 +227,12 @@ def _difficulty(solved: int, num_groups: int) -> str:
 
 KEPT_DECAY = 0.8  # weights of the kept fraction: 1 for this step's groups, 0.8 for the last, 0.64 before that, ...
 MAX_STEPS_PER_ROUND = 6  # a round has at most the prompts of 6 steps, to limit the cost of too low an estimate
-_SURE = 1.2816  # 90% quantile of the standard normal distribution
+_Z_90 = 1.2816  # 90% quantile of the standard normal distribution
 _SURPLUS = 1 / 3  # maximum expected surplus, in steps, so that few groups wait longer than one step
 _ROUND_BITS = 20  # an attempt has fewer than 2^20 rounds
 
 
-def prompts_of_round(
+def num_prompts_for_round(
     prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
 ) -> IntArray | np.int64:
     """Return how many prompts to sample to fill a step: exactly the missing ones if nothing was sampled yet.
@@ -247,7 +247,7 @@ def prompts_of_round(
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
     # the root of nf - spread sqrt(n) = needed - 1/2, a quadratic equation in sqrt(n)
-    spread = _SURE * np.sqrt(fraction * (1 - fraction))
+    spread = _Z_90 * np.sqrt(fraction * (1 - fraction))
     likely = ((spread + np.sqrt(spread**2 + 4 * fraction * np.maximum(needed - 0.5, 0))) / (2 * fraction)) ** 2
     num_prompts = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
     most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MAX_STEPS_PER_ROUND)
@@ -264,7 +264,7 @@ class SyncCollector(Collector):
     with_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
     @classmethod
-    def of_run(
+    def for_run(
         cls,
         config: TrainConfig,
         stream: PromptStream,
@@ -341,7 +341,7 @@ class SyncCollector(Collector):
         if self.config.dynamic_sampling.enabled:
             kept_before, sampled_before = self._seen
             kept, sampled = kept_before + batch.num_mixed, sampled_before + len(batch.verified)
-            num_prompts = int(prompts_of_round(self.config.prompts_per_step, missing, kept, sampled))
+            num_prompts = int(num_prompts_for_round(self.config.prompts_per_step, missing, kept, sampled))
         prompts = self.stream.take(num_prompts)
         trees = self._sample(prompts, step, batch)
         with self.clock("verification"):

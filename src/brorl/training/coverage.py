@@ -127,7 +127,7 @@ def leaving_mass(tree: RolloutTree) -> FloatArray:
     return np.maximum(unfinished_T - level_T, 0.0)
 
 
-_SMALLEST = -690.0  # exp(-690) is still a normal float; chances below it are proportional to the number of rollouts
+_MIN_LOGPROB = -690.0  # exp(-690) is still a normal float; chances below it are proportional to the number of rollouts
 
 
 def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -151,7 +151,7 @@ def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntAr
     Returns:
         Ratios, shape [J, K]: N' / n for a prefix with a probability near 0, 1 for a certain prefix.
     """
-    p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
+    p_K = np.exp(np.clip(path_logprob_K, _MIN_LOGPROB, 0.0))
     _, seen_JK = unseen_and_seen_mass(p_K, np.asarray(wanted)[:, None])
     _, seen_K = unseen_and_seen_mass(p_K, pilot_rollouts)
     ratio_JK: FloatArray = seen_JK / seen_K

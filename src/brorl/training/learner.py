@@ -45,10 +45,10 @@ from brorl.training.mini_batch import (
     MiniBatch,
     chunk_loss,
     means,
-    no_sums,
     prepare_mini_batches,
-    response_losses,
+    sequence_loss_coefficients,
     to_tensor,
+    zero_sums,
 )
 from brorl.training.policy_logprobs import PolicyLogprobs, autocast, flat_forward, measured_forward
 from brorl.training.ranks import ALONE, Ranks
@@ -102,7 +102,7 @@ class Learner(Protocol):
         """
         ...
 
-    def exchange_average(self) -> None:
+    def swap_averaged_weights(self) -> None:
         """Swap the current weights and their average, which must exist. A second call swaps them back.
 
         No update may happen in between.
@@ -283,7 +283,7 @@ class TreeLearner:
     def _snapshots(self) -> list[Snapshot]:
         return [snapshot for snapshot in (self._logprobs.reference, self._average) if snapshot is not None]
 
-    def exchange_average(self) -> None:
+    def swap_averaged_weights(self) -> None:
         """See `Learner`."""
         if self._average is None:
             raise ValueError("there are no averaged weights; set optimizer.ema_decay")
@@ -362,10 +362,10 @@ class TreeLearner:
         loss = self._config.loss
         logprobs = self._logprobs
         self._optimizer.zero_grad(set_to_none=True)
-        sums = no_sums(self.model.device)
+        sums = zero_sums(self.model.device)
         coefficient_K = None
-        if loss.is_of_responses:
-            coefficients, of_responses = response_losses(batch, logprobs.local(batch.trees), loss)
+        if loss.is_sequence_level:
+            coefficients, of_responses = sequence_loss_coefficients(batch, logprobs.local(batch.trees), loss)
             coefficient_K = self._tensor(coefficients)
             sums = sums + of_responses
         options = {"entropy": loss.entropy_coefficient > 0, "recompute_prompts": self._ranks.size > 1}

@@ -248,12 +248,12 @@ class Recorder:
     def _average_in_place(self, version: int) -> Iterator[None]:
         """Sample with the averaged weights within a block."""
         collector, learner = self._run.collector, self._run.learner
-        learner.exchange_average()
+        learner.swap_averaged_weights()
         collector.publish(learner.weights(), version=version)
         try:
             yield
         finally:
-            learner.exchange_average()
+            learner.swap_averaged_weights()
             collector.publish(learner.weights(), version=version)
 
     def _store_rollouts(self, step: int, batch: Batch) -> None:

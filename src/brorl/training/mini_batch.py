@@ -206,7 +206,7 @@ def _mismatch_metrics(fresh: Sequence[Group], config: TrainConfig) -> Mapping[st
     return mismatch(trees, [required(group.old_logprob_M) for group in fresh])
 
 
-def no_sums(device: torch.device) -> Tensor:
+def zero_sums(device: torch.device) -> Tensor:
     """Return the sums over zero nodes, shape [S]."""
     return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
 
@@ -281,12 +281,14 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
         case "cispo":
             return cispo_loss(*arrays, clip_low=low, clip_high=high, denominator=batch.denominator)
         case "gspo":
-            raise ValueError("gspo is a loss over whole responses; pass the coefficients from `response_losses`")
+            raise ValueError(
+                "gspo is a loss over whole responses; pass the coefficients from `sequence_loss_coefficients`"
+            )
         case _:
             assert_never(settings.kind)
 
 
-def response_losses(
+def sequence_loss_coefficients(
     batch: MiniBatch, logprobs: Sequence[FloatArray], settings: PolicyLossSettings
 ) -> tuple[list[FloatArray], Tensor]:
     """Return the derivative of GSPO's loss with respect to each node's log-prob, and the sums, shape [S].
@@ -306,6 +308,6 @@ def response_losses(
     ]
     loss = sum(s.loss for s in losses)
     clipped_low, clipped_high = sum(s.clipped_low for s in losses), sum(s.clipped_high for s in losses)
-    sums = no_sums(batch.count_K.device)
+    sums = zero_sums(batch.count_K.device)
     sums[:4] = torch.tensor([loss, clipped_low + clipped_high, clipped_low, clipped_high], dtype=torch.float64)
     return [s.coefficient_M for s in losses], sums

@@ -41,8 +41,8 @@ class Patience:
 class Evaluations:
     """Tracks a run's best evaluation, and whether its scores still rise.
 
-    Only regular evaluations can end the run. An evaluation at a budget mark, or where a resumed run had ended, must not
-    affect training.
+    Only regular evaluations can end the run. An evaluation at an evaluation point of the budget, or
+    where a resumed run had ended, must not affect training.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
@@ -164,7 +164,7 @@ class Schedule:
         self.evaluations = Evaluations(config.evaluation)
         self.reference = ReferenceSchedule(config.reference, self.evaluations.regular_score)
         self.collapse = CollapseWatch(config.collapse, config.evaluation.every)
-        self.objective = Objective(config)
+        self.objective = PhaseSchedule(config)
 
     def add(self, record: StepRecord) -> None:
         """Take the next line of the metrics, from this process or an earlier one."""
@@ -207,7 +207,7 @@ class Schedule:
         return f"{done}, ended by steps = {steps:,}: {of_budget}"
 
 
-class Objective:
+class PhaseSchedule:
     """Steps through the phases of a run (at least one), each with its own advantages and learning rate.
 
     Phases run in order and never repeat. If a resumed run has a larger budget, its current phase continues. Its

@@ -185,8 +185,8 @@ class BudgetSettings(Section):
 class CollapseLimits(Section):
     """Warnings of model collapse, produced by `training/collapse.py`.
 
-    A tenth of the entropy: training sharpens every model (the quickstart keeps about half of its entropy while its
-    pass@1 more than doubles), but a model that has lost nine tenths samples nearly the same response every time, so no
+    One tenth of the entropy: training sharpens every model (the quickstart keeps about half of its entropy while its
+    pass@1 more than doubles), but a model that has lost 90% of it samples nearly the same response every time, so no
     group is mixed. A KL of one nat: the sampled tokens are, in geometric mean, 2.7 times as likely as under the
     reference, and a response of 100 tokens is e^100 times as likely.
     """

@@ -37,7 +37,7 @@ from brorl.training.local_parts import LocalParts
 from brorl.tuning import Aim
 from brorl.tuning.answer import NOTHING_TO_FIND, TuningResult, conclude
 from brorl.tuning.spec import (
-    FEWEST_SEEDS,
+    MIN_SEEDS,
     OWN,
     ROLLOUTS,
     RUNGS,
@@ -49,12 +49,12 @@ from brorl.tuning.spec import (
     room_after,
 )
 
-_FEWEST_TRAINING_PROMPTS = 8  # of the pilot, as in `brorl plan`
-_FEWEST_PROMPTS = 16  # the race and the final each need this many held-out prompts
+_MIN_TRAINING_PROMPTS = 8  # of the pilot, as in `brorl plan`
+_MIN_PROMPTS = 16  # the race and the final each need this many held-out prompts
 
 
 @dataclass(frozen=True)
-class StartPilot:
+class TuningPilot:
     """The measurements of the pilot."""
 
     start: dict[int, Estimate]  # k -> pass@k on the tuning prompts
@@ -72,9 +72,9 @@ def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, in
     smallest = min(sizes, default=0)
     final = min(wanted, smallest - smallest // 2)
     tuning = min(wanted, smallest - final)
-    if tuning * len(sizes) < _FEWEST_PROMPTS:
+    if tuning * len(sizes) < _MIN_PROMPTS:
         raise UserError(
-            f"a tuning needs at least {2 * _FEWEST_PROMPTS} held-out prompts, half of them for the race, and equally "
+            f"tuning needs at least {2 * _MIN_PROMPTS} held-out prompts, half of them for the race, and equally "
             f"many of each source; there are {2 * tuning * len(sizes)}; raise data.held_out_fraction and "
             "evaluation.num_prompts, or set evaluation.sources"
         )
@@ -91,7 +91,7 @@ def take_pilot(
     folder: Path,
     screen: Screen,
     check_time: Callable[[float, float], None],
-) -> StartPilot:
+) -> TuningPilot:
     """Evaluate the start on the tuning prompts, and find for each N the prompts per step that take equally long.
 
     `check_time` gets lower bounds on the seconds of a step and of an evaluation as soon as they are known. It raises a
@@ -101,8 +101,8 @@ def take_pilot(
     with ExitStack() as ends:
         screen.observe(Stage("loading", "data"))
         inputs = prepare_run(config, config.model)
-        if (num_train := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
-            raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {num_train}")
+        if (num_train := inputs.prompts.train.num_prompts) < _MIN_TRAINING_PROMPTS:
+            raise UserError(f"tuning needs at least {_MIN_TRAINING_PROMPTS} training prompts, got {num_train}")
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         screen.observe(Stage("timing", "part of a step"))
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
@@ -130,11 +130,11 @@ def take_pilot(
                 "but no group is mixed; choose prompts that the model sometimes solves, or look at them: brorl data"
             ) from error
     fitting = {row.num_rollouts: row.budget_prompts for row in plan.rows if row.budget_prompts}
-    return StartPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
+    return TuningPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
 
 
-_FEWEST_CANDIDATES = 3  # there are always the user's own and two with a higher rate
-_FEWEST = 4  # race at least this many arms, the user's own among them, unless there are fewer candidates
+_MIN_CANDIDATES = 3  # there are always the user's own and two with a higher rate
+_MIN_ARMS = 4  # race at least this many arms, the user's own among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # the first rung is long enough for this many steps of the user's recipe
 _HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly anything to gain
 _K = 16  # the k of the aim pass@k
@@ -198,7 +198,7 @@ def _final(
     command = continue_command(folder)
     if not (ended or run_comparison(path, compared, slots(), screen, command, perf_counter() + clock.left)):
         compared = replace(compared, seeds=_complete_seeds(compared, path))
-        if compared.seeds < FEWEST_SEEDS:
+        if compared.seeds < MIN_SEEDS:
             return None
         compared.write(path)
     return finished_comparison(path)
@@ -231,7 +231,7 @@ def prepare_tuning(
         )
     slots = slots_for(jobs, [ArmRecipe(OWN, config)])
     config, tuning = with_tuning_prompts(config)
-    fewest = (ArmRecipe(OWN, config),) * _FEWEST_CANDIDATES
+    fewest = (ArmRecipe(OWN, config),) * _MIN_CANDIDATES
     before = TuningSpec(aim, k, seconds, 0.0, seeds, len(slots), "", {}, tuning, fewest)
 
     def check_time(step_seconds: float, evaluation_seconds: float) -> None:
@@ -270,7 +270,7 @@ def with_sizes(spec: TuningSpec, step_seconds: float, are_bounds: bool = False) 
     least = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0]
     left = spec.seconds - spec.used_seconds
     needed = 0.0
-    for num_arms in range(len(spec.arms), min(_FEWEST, len(spec.arms)) - 1, -1):
+    for num_arms in range(len(spec.arms), min(_MIN_ARMS, len(spec.arms)) - 1, -1):
         fewer = replace(spec, arms=spec.arms[:num_arms])
         # The race and the final take `fixed` seconds, and `slope` seconds more for each second of a run's budget.
         fixed, with_one = (TuneClock(replace(fewer, run_seconds=seconds), 0.0).whole_seconds for seconds in (0.0, 1.0))

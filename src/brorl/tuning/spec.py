@@ -213,9 +213,11 @@ class TuningSpec:
 
 
 USED = 0.85  # fraction of the time outside evaluations that is training; the rest is startup and last steps
-FEWEST_SEEDS = 2  # a final needs at least this many
+MIN_SEEDS = 2  # a final needs at least this many
 _CONCLUDING = 0.03  # fraction of the whole budget that the answer's tables and figures take
-_SHORTEST = 0.5  # the final's runs get at least this fraction of their planned budget, even if that means fewer seeds
+_MIN_FRACTION = (
+    0.5  # the final's runs get at least this fraction of their planned budget, even if that means fewer seeds
+)
 _FIRST_EVALUATIONS = 3  # evaluations of a run up to the first rung; each later rung has one
 
 
@@ -240,7 +242,7 @@ class TuneClock:
     @property
     def left_to_race(self) -> float:
         """Seconds left for the race; a short final is already subtracted."""
-        return self.left - self.final_seconds(_SHORTEST)
+        return self.left - self.final_seconds(_MIN_FRACTION)
 
     def rung_seconds(self, rung: int) -> float:
         """Return the time that a rung should take."""
@@ -264,13 +266,13 @@ class TuneClock:
 
     def size_of_final(self) -> tuple[float, int] | None:
         """Return (budget per run, seeds) of a final that fits into the time left; None if none fits."""
-        for seeds in range(self.spec.seeds, FEWEST_SEEDS - 1, -1):
+        for seeds in range(self.spec.seeds, MIN_SEEDS - 1, -1):
             seconds_per_run = self.left / self._waves(seeds)
-            shortest, longest = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
+            shortest, longest = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_MIN_FRACTION, 1.0))
             if seconds_per_run >= shortest:
-                # a run's time is linear in its budget from `_SHORTEST` on
+                # a run's time is linear in its budget from `_MIN_FRACTION` on
                 position = min((seconds_per_run - shortest) / (longest - shortest), 1.0)
-                fraction = _SHORTEST + (1 - _SHORTEST) * position
+                fraction = _MIN_FRACTION + (1 - _MIN_FRACTION) * position
                 return float(f"{fraction * self.spec.run_seconds:.4g}"), seeds
         return None
 

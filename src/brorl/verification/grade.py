@@ -31,7 +31,7 @@ from brorl.verification.settings import Sees
 from brorl.verification.verifier import Verifier, verify_distinct
 
 Turns: TypeAlias = Sequence[Sequence[int]]  # token ids of each turn of a response
-ReadCalls: TypeAlias = Callable[[Turns], str]
+CallsText: TypeAlias = Callable[[Turns], str]
 _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
 
 
@@ -44,7 +44,7 @@ class Grader:
     shaping: RewardShaping  # how verdicts become rewards
     max_new_tokens: int | None = None  # sampled tokens per response at most; some rewards depend on it
     sees: Sees = "last"  # the turns that verifiers see
-    read_calls: ReadCalls | None = None  # turns -> text of their calls, for environment questions
+    calls_text: CallsText | None = None  # turns -> text of their calls, for environment questions
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
     # Domains whose verifier has judged a response, and for the others the number of prompts it has failed on.
     judged: set[str] = field(default_factory=set, repr=False, compare=False)
@@ -59,7 +59,7 @@ class Grader:
         with self.lock:
             verdicts = grade(prompts, trees, self.verifiers, self._seen, accept_truncated)
             self._refuse_broken(prompts, verdicts)
-        return list(map(Group.of_verdicts, prompts, trees, verdicts))
+        return list(map(Group.from_verdicts, prompts, trees, verdicts))
 
     def _refuse_broken(self, prompts: Sequence[Prompt], verdicts: Sequence[Sequence[Verdict]]) -> None:
         """End the run if a verifier has always failed: it would count every response as incorrect."""
@@ -108,7 +108,7 @@ class Grader:
         return [self._seen(group.prompt, turns) for turns in group.tree.turns()]
 
     def _seen(self, prompt: Prompt, turns: Turns) -> str:
-        return seen_text(prompt, turns, self.decode, self.sees, self.read_calls)
+        return seen_text(prompt, turns, self.decode, self.sees, self.calls_text)
 
 
 def has_format(text: str, pattern: str) -> bool:
@@ -124,14 +124,14 @@ def seen_text(
     turns: Turns,
     decode: Callable[[Sequence[int]], str],
     sees: Sees = "last",
-    read_calls: ReadCalls | None = None,
+    calls_text: CallsText | None = None,
 ) -> str:
     """Return the text that verifiers see of a response: its last turn, or all turns joined by newlines.
 
-    For an environment question it is what `read_calls` returns.
+    For an environment question it is what `calls_text` returns.
     """
-    if prompt.domain == ENVIRONMENT_DOMAIN and read_calls is not None:
-        return read_calls(turns)
+    if prompt.domain == ENVIRONMENT_DOMAIN and calls_text is not None:
+        return calls_text(turns)
     return "\n".join(map(decode, turns)) if sees == "all" else decode(turns[-1])
 
 

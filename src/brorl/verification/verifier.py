@@ -15,7 +15,7 @@ from math import inf
 from time import monotonic
 from typing import NamedTuple, Protocol, TypeVar
 
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.format import counted, listed
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, MATH_DOMAIN, Question
@@ -262,10 +262,10 @@ def _advice(question: Question) -> str:
     is_object = question.domain != MATH_DOMAIN and question.reference.lstrip().startswith("{")  # in math, a set
     if is_object or question.domain in _ONLY_JSON:  # the whole answer is JSON: `answer_after` cannot help
         return (
-            f"fix or delete the row, set {of_source('layout')} if it comes from a public dataset, or set a different "
-            "domain or your own verifier in verification.functions"
+            f"fix or delete the row, set {source_setting('layout')} if it comes from a public dataset, or set a "
+            "different domain or your own verifier in verification.functions"
         )
     return (
-        f"fix or delete the row, set {of_source('answer_after')} to the text before the answer, or set a different "
-        "domain or your own verifier in verification.functions"
+        f"fix or delete the row, set {source_setting('answer_after')} to the text before the answer, or set a "
+        "different domain or your own verifier in verification.functions"
     )

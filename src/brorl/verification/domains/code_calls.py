@@ -17,8 +17,8 @@ from typing import TypeGuard
 from brorl.prompts.code_tests import TestCode
 from brorl.verification.sandbox.values import Size, encode, size_of
 
-# Longest text lengths (see `values`): a container's brackets, a complex number, the largest float as an integer.
-_BRACKETS, _COMPLEX_BYTES, _LARGEST_FLOAT_BYTES = 8, 64, 280
+# Maximum text lengths (see `values`): a container's brackets, a complex number, the largest float as an integer.
+_BRACKETS, _COMPLEX_BYTES, _MAX_FLOAT_BYTES = 8, 64, 280
 _COMPLEX_PARTS = 2
 _SMALL = 1 << 64
 
@@ -140,7 +140,7 @@ def _largest_size(expected: object) -> Size:
     if not _is_number(expected):
         return size_of(encode(expected).encode())
     is_small = isinstance(expected, int | float) and abs(expected) < _SMALL
-    return Size(_COMPLEX_BYTES if is_small else _LARGEST_FLOAT_BYTES + len(encode(expected)), _COMPLEX_PARTS)
+    return Size(_COMPLEX_BYTES if is_small else _MAX_FLOAT_BYTES + len(encode(expected)), _COMPLEX_PARTS)
 
 
 def parse_calls(test: TestCode) -> tuple[ExpectedCall, ...] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-_SHORTEST_STEM = 3
+_MIN_STEM_LENGTH = 3
 _CJK = "\u3000"  # Chinese and Japanese characters sort after it; each is a word
 
 
@@ -54,7 +54,7 @@ class Lexicon:
     def _letter(self, word: str) -> str:
         if word in self._phrases:
             return self._phrases[word]
-        for end in range(len(word), _SHORTEST_STEM - 1, -1):
+        for end in range(len(word), _MIN_STEM_LENGTH - 1, -1):
             if word[:end] in self._stems:
                 return self._stems[word[:end]]
         return next((letter for ending, letter in self._endings.items() if word.endswith(ending)), "x")

@@ -88,7 +88,7 @@ class MathVerifier:
             results = self._pool.map(f"{_AGREEMENT}:are_readable", [tidy(r) for r in unchecked], self._limit_s)
             good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
-                raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
+                raise LoadError(f"cannot check reference answers ({lost[0]}); free up memory, then rerun")
             unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
         unread = "cannot be read as a mathematical expression"
         no_answer = "contains an answer but is not one itself"

@@ -23,7 +23,7 @@ _READ = 80  # characters read on either side of an answer
 _TIDIED = 4_000  # no verifier reads longer answers; each mark at the end takes a pass over the answer
 _MAX_JOINED = 8  # adjacent or nested boxes
 _MAX_JOINT = 40  # characters between two boxes that belong together
-_LONGEST_LABEL = 20
+_MAX_LABEL_LENGTH = 20
 _MINUS = ("-", "\N{MINUS SIGN}")
 
 _NUMBER = r"[-+]?\d[\d,./]*(?<![,.])(?:\\?%)?"  # -1,234.5%
@@ -272,7 +272,7 @@ def _last_number(tail: str) -> str:
     """Return the last number that is not a label such as `page 7`."""
     for number in reversed(list(_ANY_NUMBER.finditer(tail))):
         before = tail[: number.start()]
-        *_, word = "", *before[-_LONGEST_LABEL:].lower().rstrip(" \t\n#([").split()
+        *_, word = "", *before[-_MAX_LABEL_LENGTH:].lower().rstrip(" \t\n#([").split()
         word = word.lstrip("*(")
         if _LABELS.isdisjoint((word, word.removesuffix("s"))):
             return f"{denial_before(before)} {number[0]}".strip()

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from brorl.algorithms.settings import RewardShaping
-from brorl.errors import UserError, of_source
+from brorl.errors import UserError, source_setting
 from brorl.format import listed
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import (
@@ -41,7 +41,7 @@ from brorl.verification.thoughts import ThoughtTags
 from brorl.verification.verifier import TrialResponses, Verifier
 
 _KEYS = ("correct", "score", "extracted", "reason")
-_LARGEST_TERM = 1e9  # even with the largest weights, squared rewards are finite in 32 bits
+_MAX_TERM = 1e9  # even with the largest weights, squared rewards are finite in 32 bits
 
 
 class FunctionVerifier:
@@ -238,7 +238,7 @@ def make_verifiers(
         else:
             raise UserError(
                 f"the data has questions in the domain {domain!r}, which has no verifier (domains with one: "
-                f"{', '.join(sorted({*DOMAINS, *functions}))}); set {of_source('domain')}, or add your own: "
+                f"{', '.join(sorted({*DOMAINS, *functions}))}); set {source_setting('domain')}, or add your own: "
                 f"verification.functions: {{{domain}: package.module:function}}"
             )
     return verifiers
@@ -313,8 +313,8 @@ def _with_term(verdict: Verdict, reply: Reply, name: str) -> Verdict:
         if not isinstance(value, bool | int | float) or (isinstance(value, float) and not isfinite(value)):
             shown = f"{value:g}" if isinstance(value, float) else type(value).__name__
             failure = f"{RETURNED} {shown}, not a number, a bool or None"
-        elif abs(value) > _LARGEST_TERM:
-            failure = f"{RETURNED} {str(value)[:40]}, not a number from -{_LARGEST_TERM:g} to {_LARGEST_TERM:g}"
+        elif abs(value) > _MAX_TERM:
+            failure = f"{RETURNED} {str(value)[:40]}, not a number from -{_MAX_TERM:g} to {_MAX_TERM:g}"
     if not failure:
         return replace(verdict, terms=(*verdict.terms, None if value is None else float(value)), seconds=seconds)
     if failure.startswith((RAISED, RETURNED)):

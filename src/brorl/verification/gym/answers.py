@@ -35,7 +35,7 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _OWN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
-_LONGEST_STATEMENT, _LONGEST_JSON = 200, 20_000  # characters
+_MAX_STATEMENT_LENGTH, _MAX_JSON_LENGTH = 200, 20_000  # characters
 
 
 def is_own_answer(answer: str, task: GymTask) -> bool:
@@ -69,7 +69,7 @@ def _folded(text: str, right: str) -> str:
 
 def _stated_number(text: str) -> Decimal | None:
     """Return the number in `5`, `5 times`, `2 + 3 = 5` or `The sum is 5`; None for any other text."""
-    if len(text) > _LONGEST_STATEMENT:
+    if len(text) > _MAX_STATEMENT_LENGTH:
         return None
     stated = _STATEMENT.fullmatch(text) if not _NO_STATEMENT.search(text) else None
     if stated is None:
@@ -87,7 +87,7 @@ def _number(text: str) -> Decimal | None:
 
 def _json(text: str) -> Any:
     """Return the value of JSON text, also if it has single quotes or Python's True; None for any other text."""
-    if len(text) > _LONGEST_JSON:
+    if len(text) > _MAX_JSON_LENGTH:
         return None
     plain = text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
     for version in (text, plain):
@@ -176,7 +176,7 @@ def _three_digits(text: str) -> str | None:
 
 def _complex(text: str) -> complex | None:
     """Read `3 - 2i`, `(3-2*j)` or part of it; None for other text."""
-    if len(text) > _LONGEST_STATEMENT or re.search(r"[\d.]\s+[\d.]", text):  # `1 2` is not 12
+    if len(text) > _MAX_STATEMENT_LENGTH or re.search(r"[\d.]\s+[\d.]", text):  # `1 2` is not 12
         return None
     bare = re.sub(r"\*?[ij](?=\)?$)", "j", "".join(text.split())).replace("\N{MINUS SIGN}", "-")
     with suppress(ValueError):
@@ -185,7 +185,7 @@ def _complex(text: str) -> complex | None:
 
 
 def _factors(text: str) -> list[str]:
-    text = re.sub(r"^\s*\d+\s*=", "", text) if len(text) <= _LONGEST_STATEMENT else ""
+    text = re.sub(r"^\s*\d+\s*=", "", text) if len(text) <= _MAX_STATEMENT_LENGTH else ""
     return sorted(re.split(r"\s*(?:\u00d7|\*|\bx\b|\\times|\\cdot|\u00b7)\s*", text.strip()))
 
 

@@ -35,7 +35,7 @@ _MAX_ANSWER = 100_000
 _SCORING = "brorl.verification.gym.entries"
 _PROGRAM = f"from {_SCORING} import score"
 _MEMORY_BYTES = 1 << 29
-_LOADING = Limits(120.0, _MEMORY_BYTES)  # for loading the scorers, which are already imported, before any answer
+_LOADING = Limits(120.0, _MEMORY_BYTES)  # for loading the scorers (already imported) before the first answer
 _MAX_PROBLEM = 100  # longest scorer's problem in a reason, in characters
 _ANSWERS_PER_PROCESS = 16
 

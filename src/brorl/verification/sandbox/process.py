@@ -24,7 +24,7 @@ from brorl.verification.sandbox.values import decode, size_of
 
 _START_SECONDS = 120.0  # more than the slowest server needs to import its modules and fork on an idle machine
 KILL_SECONDS = 60.0  # a killed process must have ended by then
-_SHORTEST_WAIT_S = 0.01
+_MIN_WAIT_S = 0.01
 _LOADED_CPU_SECONDS = 3600  # for all calls of a loaded program; each call has its own wall-time limit
 _FAILURE_CHARACTERS = 300
 _PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # Linux pipe sizes: the default, and the unprivileged maximum
@@ -173,7 +173,7 @@ class Process:
     def _check_time(self, clock: RequestClock) -> None:
         """Stop a program whose time is up; LostError if others used its core for most of that time."""
         limit = self._limits.seconds
-        if clock.used_s() > limit - _SHORTEST_WAIT_S:
+        if clock.used_s() > limit - _MIN_WAIT_S:
             self._stop(Fault.TIMEOUT)
             return
         last = clock.last_time_of(limit)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 ANSWER = "answer"  # the default process name
 _RUN = ""  # the process name of a whole program
-_LONGEST_WAIT_S = 0.25  # a thread notices Ctrl-C or the end of the run within this time
+_MAX_WAIT_S = 0.25  # a thread notices Ctrl-C or the end of the run within this time
 OVER_TIME = "the batch time limit was reached (raise verification.batch_timeout_s)"
 _TRIES = 2  # attempts per judge when infrastructure failures end it
 _MAX_LOST = 16  # infrastructure failures in a row after which all waiting judges are abandoned
@@ -135,7 +135,7 @@ class Worker:
             poller.register(descriptor, select.POLLIN)
         for descriptor in process.writable if process else ():
             poller.register(descriptor, select.POLLOUT)
-        poller.poll(ceil(1000 * max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT_S))))
+        poller.poll(ceil(1000 * max(0.0, min(deadline - time.monotonic(), _MAX_WAIT_S))))
 
     def finish(self) -> None:
         """Forget the judge, kill its processes and wait until they end. Keep an idle trusted process."""
@@ -299,7 +299,9 @@ class JudgeRun(Generic[T]):
         return worker
 
     def _lose(self, index: int, reason: str, had_worker: bool) -> None:
-        """Requeue a judge unless it was tried twice. Abandon all waiting judges after many failures in a row.
+        """Requeue a judge unless it has already been tried twice.
+
+        Abandon all waiting judges after many failures in a row.
 
         A judge without a worker waits for running judges. If none is running for some tries, all judges are abandoned.
         """
@@ -322,4 +324,4 @@ def _join(threads: Sequence[threading.Thread]) -> None:
     """Wait for threads. Short waits keep Ctrl-C working."""
     for thread in threads:
         while thread.is_alive():
-            thread.join(_LONGEST_WAIT_S)
+            thread.join(_MAX_WAIT_S)

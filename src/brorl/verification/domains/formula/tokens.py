@@ -289,7 +289,7 @@ _ARROWS = frozenset({"\\therefore", "\\Rightarrow", "\\to"})
 _END_MARKS = frozenset({".", ",", ";", ":"})
 _DONE = frozenset({"\\blacksquare", "\\square", "\\qed", "\\Box", "\\checkmark"})
 _NUMBER_SETS = frozenset({"\\mathbb", "Z", "N", "Q", "R"})
-_LONGEST_LABEL = 6  # tokens
+_MAX_LABEL_LENGTH = 6  # tokens
 
 
 def without_frame(tokens: list[Token]) -> list[Token]:
@@ -302,7 +302,7 @@ def without_frame(tokens: list[Token]) -> list[Token]:
         tokens = tokens[:-1]
     tokens = tokens[1:] if tokens and tokens[0].text in _ARROWS else tokens
     tokens = _with_condition(tokens)
-    for length in range(min(len(tokens) - 1, _LONGEST_LABEL), 0, -1):
+    for length in range(min(len(tokens) - 1, _MAX_LABEL_LENGTH), 0, -1):
         if LABEL.fullmatch(written(tokens[:length]).strip() + " "):
             return tokens[length:]
     return tokens

@@ -60,7 +60,7 @@ class Functions:
         """Call a loaded function with arguments in JSON text, or call `through` with the function and the arguments.
 
         Return (value as JSON text, exception, whether the process retains too much memory to continue); value or
-        exception is None. If memory runs out the process ends, because an exit code needs no memory.
+        exception is None. If memory runs out, the process exits, since an exit code allocates nothing.
         """
         text = problem = None
         try:

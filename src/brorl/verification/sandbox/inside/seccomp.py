@@ -13,7 +13,7 @@ import struct
 from typing import NamedTuple
 
 # fmt: off
-# The call numbers on x86-64 and ARM64; None where an architecture lacks a call. Sources in Linux:
+# System call numbers on x86-64 and ARM64; None if the architecture lacks the call. From the Linux source:
 # arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 #
 # Calls that are not listed here fail with EPERM. Among them are fork, execve, kill, tgkill, ptrace, socket, connect,
