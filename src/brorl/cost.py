@@ -64,8 +64,8 @@ class Budget:
 
 def fraction_spent(steps: int | None, budget: Budget, spent_steps: int, spent: Cost) -> float:
     """Return the spent fraction of a step limit (None: no limit) or of a budget, whichever is larger."""
-    of_budget = spent.of(budget.unit) / budget.limit
-    return of_budget if steps is None else max(spent_steps / steps, of_budget)
+    fraction = spent.of(budget.unit) / budget.limit
+    return fraction if steps is None else max(spent_steps / steps, fraction)
 
 
 def amount(value: float, unit: Unit) -> str:

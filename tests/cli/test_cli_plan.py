@@ -28,7 +28,7 @@ def test_a_plan_from_end_to_end() -> None:
     assert outcome.code == 0, outcome
     assert outcome.err == ""
     assert "8 rollouts for each of 12 training prompts, 96 in total (1.5 of a step)" in outcome.said
-    assert "Steps of 2.50 s" in outcome.said
+    assert "Steps of 2.5 s" in outcome.said
     assert "What a run needs by how it trains" in outcome.said
     record = json.loads(Path("out/mine/plan.json").read_text())
     assert [r["num_rollouts"] for r in record["rows"]] == [4, 16, 64]

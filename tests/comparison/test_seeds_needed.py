@@ -119,7 +119,7 @@ class TestText:
         most = max(needed, key=lambda arm: (needed[arm]["prompts"], needed[arm]["seeds"]))
         told = values_of(f.PROMPTS_NEEDED, findings(comparison))
         assert (told["arm"], told["seeds"]) == (most, needed[most]["seeds"])
-        assert f"between N=16 and {most}, which needs the most (without correction" in told["of_arm"]
+        assert f"between N=16 and {most}, which needs the most (without correction" in told["pair"]
 
     def test_one_seed(self) -> None:
         comparison = levels([[6, 8], [10, 20]], num_seeds=1)

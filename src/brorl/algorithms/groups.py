@@ -114,8 +114,8 @@ class Group:
     def select(self, leaf_K: IntArray) -> Group:
         """Keep only K distinct responses, in ascending order, K >= 1."""
         tree, node_K = self.tree.select(leaf_K)
-        of_leaves = ("correct_L", "reward_L", "advantage_L", "factor_L")
-        kept: dict[str, Any] = {name: _entries(getattr(self, name), leaf_K) for name in of_leaves}
+        leaf_fields = ("correct_L", "reward_L", "advantage_L", "factor_L")
+        kept: dict[str, Any] = {name: _entries(getattr(self, name), leaf_K) for name in leaf_fields}
         kept |= {name: _entries(getattr(self, name), node_K) for name in ("old_logprob_M", "reference_logprob_M")}
         return replace(
             self,

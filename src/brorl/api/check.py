@@ -130,13 +130,13 @@ def _checked(
         for domain in dict.fromkeys(prompt.domain for prompt in prompts):
             verifier = inputs.grader.verifiers[domain]
             is_own = domain in config.verification.functions
-            of_domain = [prompt for prompt in prompts if prompt.domain == domain]
-            trial = try_verifier(verifier, of_domain)
+            domain_prompts = [prompt for prompt in prompts if prompt.domain == domain]
+            trial = try_verifier(verifier, domain_prompts)
             check_trial(trial)
             report.show(*_trial_lines(trial, is_own))
-            report.show(*unread_forms(verifier, of_domain, is_own))
+            report.show(*unread_forms(verifier, domain_prompts, is_own))
             if domain in (MATH_DOMAIN, SCIENCE_DOMAIN):
-                report.show(*other_spellings(verifier, of_domain))
+                report.show(*other_spellings(verifier, domain_prompts))
             trials.append(trial)
     if inputs.toolbox is not None:
         report.show(*transcript_lines(inputs.toolbox))

@@ -119,9 +119,9 @@ class DataResult(Result):
         domain_count = Counter[str]()
         domain_share = defaultdict[str, float](float)
         for source in self.sources:
-            of_source = (source.num_train, source.num_held_out, source.num_repeated, sum(source.dropped.values()))
+            question_counts = (source.num_train, source.num_held_out, source.num_repeated, sum(source.dropped.values()))
             rows = "-" if source.num_rows is None else f"{source.num_rows:,}"
-            counts.append((source.name, source.kind, rows, *map("{:,}".format, of_source)))
+            counts.append((source.name, source.kind, rows, *map("{:,}".format, question_counts)))
             share = f"{source.fraction:.1%}" if source.fraction else "-"
             longest = (source.lengths.p95, source.lengths.longest, source.num_too_long)
             lengths.append((source.name, share, f"{source.lengths.median:,g}", *map("{:,}".format, longest)))
@@ -132,8 +132,8 @@ class DataResult(Result):
                 domain_share[domain] += source.fraction * count / source.num_train
         columns = ("source", "kind", "rows", "training", "held out", "repeated", "dropped")
         tables = [Table("rows and questions", columns, tuple(counts), words=frozenset({0, 1}))]
-        of_lengths = ("source", "share", "median", "95%", "longest", "too long")
-        tables.append(Table(f"training prompts, lengths in {self.unit}", of_lengths, tuple(lengths)))
+        length_columns = ("source", "share", "median", "95%", "longest", "too long")
+        tables.append(Table(f"training prompts, lengths in {self.unit}", length_columns, tuple(lengths)))
         domains = tuple((name, f"{domain_count[name]:,}", f"{share:.1%}") for name, share in domain_share.items())
         if domains:
             tables.append(Table("domains", ("domain", "training", "share"), domains))

@@ -64,7 +64,7 @@ class SampledTree(Result):
         if self.verdicts is None:
             correct = [np.zeros(tree.num_responses, np.bool_) for tree in self.trees]
         else:
-            correct = [np.array([verdict.correct for verdict in of_tree]) for of_tree in self.verdicts]
+            correct = [np.array([verdict.correct for verdict in tree_verdicts]) for tree_verdicts in self.verdicts]
         return outline_of(self.trees, correct)
 
     def table(self) -> Table:
@@ -78,8 +78,8 @@ class SampledTree(Result):
             text = line.stem + line.text if line.branch is not root else visible_text(self.prompt, one_line=True)
             numbers: list[str] = []
             for k, tree in enumerate(self.trees):
-                of_model = ("", "", "") if line.branch is None else line.branch.numbers(k, tree.num_rollouts)
-                numbers += of_model[:used]
+                model_numbers = ("", "", "") if line.branch is None else line.branch.numbers(k, tree.num_rollouts)
+                numbers += model_numbers[:used]
             rows.append((text, *numbers))
         names = self.names if len(self.names) > 1 else ("",)
         headings = [f"{name}\n{what}".strip() for name in names for what in ("rollouts", "prob.", "correct")[:used]]

@@ -311,7 +311,7 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     clip = config.loss.clip
     parameters = run.learner.num_parameters()
     trained = run.learner.num_parameters(only_trainable=True)
-    of_all = "" if trained == parameters else f", {trained:,} of them trained"
+    trained_note = "" if trained == parameters else f", {trained:,} of them trained"
     lineage = _lineage(config.model)
     rate = f"{config.scaled_learning_rate:.2e}"
     if batch := optimizer.reference_batch:
@@ -319,8 +319,9 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     if optimizer.schedule != "constant":
         rate += f", {optimizer.schedule} to {optimizer.decay(1.0) * config.scaled_learning_rate:.2e}"
     lines = [
-        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
-        f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
+        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{trained_note}) "
+        f"on {learner_device(config)}, N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts "
+        "a step, "
         f"{run.collector.stream.num_prompts:,} training prompts",
         f"learning rate {rate}, {optimizer.mini_batches} updates a step, "
         f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.directory.path}",

@@ -71,10 +71,10 @@ T_TEST_DISAGREES = (
 )
 SEEDS_UNKNOWN = "The seeds that a small difference needs are unknown: the estimate needs 2 seeds per arm and 2 prompts."
 SEEDS_NEEDED = (
-    "To show a difference of {half_width:g} in pass@1{of_arm}, these {prompts:,} prompts need {seeds:,} seeds per arm."
+    "To show a difference of {half_width:g} in pass@1{pair}, these {prompts:,} prompts need {seeds:,} seeds per arm."
 )
 PROMPTS_NEEDED = (
-    "To show a difference of {half_width:g} in pass@1{of_arm}, a comparison needs {needed:,} prompts and {seeds:,} "
+    "To show a difference of {half_width:g} in pass@1{pair}, a comparison needs {needed:,} prompts and {seeds:,} "
     "seeds per arm. These {prompts:,} prompts are too few: with any number of seeds, the prompts alone take up most of "
     "that width, or more."
 )
@@ -273,10 +273,10 @@ def _seeds_needed(results: ComparisonResults) -> Finding:
     arm, needed = max(known.items(), key=lambda item: (item[1].prompts, item[1].seeds))
     first = results.names[0]
     several = len(results.names) > 2
-    of_arm = f" between {first} and {arm}, which needs the most (without correction for several intervals)"
+    pair = f" between {first} and {arm}, which needs the most (without correction for several intervals)"
     return finding(
         SEEDS_NEEDED if needed.enough_prompts else PROMPTS_NEEDED, half_width=needed.half_width,
-        arm=arm, of_arm=of_arm if several else "", prompts=len(results.comparison.prompts), needed=needed.prompts,
+        arm=arm, pair=pair if several else "", prompts=len(results.comparison.prompts), needed=needed.prompts,
         seeds=needed.seeds,
     )  # fmt: skip
 

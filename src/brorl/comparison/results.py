@@ -81,7 +81,7 @@ def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, 
     """
     ratios: dict[str, list[tuple[float, float]]] = {}
     if arm is None:
-        scores = [score for of_seed in starts_by_seed(comparison.arms) for score in of_seed]
+        scores = [score for seed_scores in starts_by_seed(comparison.arms) for score in seed_scores]
     else:
         scores = [score_at(run, comparison.unit, comparison.eval_points[-1]) for run in arm.runs]
         ratios = {
@@ -131,7 +131,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
     before_SP, after_SP = pass_at_k(start_SP, n, k), pass_at_k(end_SP, n, k)
 
     def total(value_SP: NDArray[Any]) -> Spread:
-        return Spread.of([float(of_run) for of_run in value_SP.sum(1)])
+        return Spread.of([float(run_sum) for run_sum in value_SP.sum(1)])
 
     difference = paired_difference(before_SP, after_SP, seeds_paired=True)
 

@@ -376,5 +376,5 @@ def fitted(
         screen.describe = view.line  # the lines of ended runs are not printed
         finish_runs(runs, slots, view)
         costs = {run.arm: progress_of(run).costs_of_steps(spec.unit) for run in runs}
-        cost_of = {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}
+        cost_of = {arm: median(arm_costs) for arm, arm_costs in costs.items() if arm_costs}
         return fit_budget(spec, arguments, cost_of) if cost_of else spec  # or an error, which leaves no new folder

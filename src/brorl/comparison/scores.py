@@ -98,7 +98,7 @@ class Comparison:
 
     def prompts_of(self, source: str) -> IntArray:
         """Return the indices of a source's prompts."""
-        return np.array([i for i, of_prompt in enumerate(self.sources) if of_prompt == source])
+        return np.array([i for i, prompt_source in enumerate(self.sources) if prompt_source == source])
 
 
 def score_at(run: FinishedRun, unit: Unit, spent: float) -> RunEvaluation:
@@ -137,8 +137,8 @@ def scores_at(comparison: Comparison, arm: Arm, spent: float, k: int = 1) -> Flo
 def start_scores(comparison: Comparison, k: int = 1) -> FloatArray:
     """Return the checkpoint's pass@k as measured with each seed, shape [seeds of all arms, P]."""
     return np.stack([
-        np.mean([pass_at_k(score.num_correct_P, comparison.num_samples, k) for score in of_seed], axis=0)
-        for of_seed in starts_by_seed(comparison.arms)
+        np.mean([pass_at_k(score.num_correct_P, comparison.num_samples, k) for score in seed_starts], axis=0)
+        for seed_starts in starts_by_seed(comparison.arms)
     ])  # fmt: skip
 
 
@@ -175,12 +175,12 @@ def without_unverified(comparison: Comparison) -> Comparison:
     if not num_left_out:
         return comparison
 
-    def of_kept(score: RunEvaluation) -> RunEvaluation:
+    def kept_prompts(score: RunEvaluation) -> RunEvaluation:
         kept_P, tokens_P = score.num_correct_P[kept], score.sampled_tokens_P[kept]
         return replace(score, num_correct_P=kept_P, sampled_tokens_P=tokens_P, num_unverified_P=None)
 
     arms = [
-        replace(arm, runs=tuple(replace(run, scores=tuple(map(of_kept, run.scores))) for run in arm.runs))
+        replace(arm, runs=tuple(replace(run, scores=tuple(map(kept_prompts, run.scores))) for run in arm.runs))
         for arm in comparison.arms
     ]
     prompts, sources = (tuple(names[i] for i in kept.tolist()) for names in (comparison.prompts, comparison.sources))

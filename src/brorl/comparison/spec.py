@@ -200,7 +200,7 @@ def read_comparison(folder: Path) -> Comparison:
             finished, setup = scores
             runs[run.arm].append(finished)
             setups[finished.path] = setup
-    if arm := next((name for name, of_arm in runs.items() if len(of_arm) < spec.seeds), None):
+    if arm := next((name for name, arm_runs in runs.items() if len(arm_runs) < spec.seeds), None):
         raise UserError(
             f"{folder}: {len(runs[arm])} of {spec.seeds} runs of {arm} are complete; continue with: brorl compare "
             f"{folder}"

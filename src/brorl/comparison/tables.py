@@ -264,13 +264,14 @@ def settings_table(results: ComparisonResults) -> Table:
     arms = results.comparison.arms
     title = "Settings in which the arms differ"
     values = [_shown_settings(arm) for arm in arms]
-    if len(arms) == 2 or max(len(value) for of_arm in values for value in of_arm.values()) <= _MAX_VALUE_LENGTH:
-        names = dict.fromkeys(name for of_arm in values for name in of_arm)
-        rows = tuple((name, *(of_arm.get(name, "-") for of_arm in values)) for name in names)
+    if len(arms) == 2 or max(len(value) for arm_values in values for value in arm_values.values()) <= _MAX_VALUE_LENGTH:
+        names = dict.fromkeys(name for arm_values in values for name in arm_values)
+        rows = tuple((name, *(arm_values.get(name, "-") for arm_values in values)) for name in names)
         words = frozenset({0, 1, 2} if len(arms) == 2 else {0})
         return Table(title, ("setting", *results.names), rows, words=words)
     rows = tuple(
-        (arm.name, ", ".join(f"{n}: {v}" for n, v in of_arm.items())) for arm, of_arm in zip(arms, values, strict=True)
+        (arm.name, ", ".join(f"{n}: {v}" for n, v in arm_values.items()))
+        for arm, arm_values in zip(arms, values, strict=True)
     )
     return Table(title, ("arm", "settings"), rows, words=frozenset({0, 1}))
 

@@ -163,10 +163,10 @@ def truncation_warning(fraction: float, tools: bool = False) -> str | None:
     """Return a warning if more than a third of some rollouts were truncated at the length limit."""
     if not fraction > _TRUNCATED_FRACTION:
         return None
-    of_tools = "; tools.max_turns and tools.max_response_tokens truncate rollouts too" if tools else ""
+    tool_advice = "; tools.max_turns and tools.max_response_tokens truncate rollouts too" if tools else ""
     return (
         f"warning: {fraction:.0%} of the rollouts were truncated at sampling.max_new_tokens; raise it, or make the "
-        f"model answer sooner (docs/how-to/thinking_models.md){of_tools}"
+        f"model answer sooner (docs/how-to/thinking_models.md){tool_advice}"
     )
 
 

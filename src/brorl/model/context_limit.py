@@ -68,9 +68,10 @@ def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
     """Return the rotary scaling that depends on the longest row of a batch beyond some length, and that length."""
     text_config = config.get_text_config()
     parameters: dict[str, Any] = getattr(text_config, "rope_parameters", None) or {}
-    of_layers = [p for p in parameters.values() if isinstance(p, dict)]  # some models have a set for each layer type
+    # some models have a set for each layer type
+    layer_parameters = [p for p in parameters.values() if isinstance(p, dict)]
     limits = []
-    for rope in of_layers or [parameters]:
+    for rope in layer_parameters or [parameters]:
         kind = rope.get("rope_type") or ""
         if "dynamic" in kind or kind == "longrope":
             tokens = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings

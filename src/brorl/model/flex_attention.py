@@ -81,8 +81,8 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
     first_whole = -(-key_T // BLOCK)
     whole_BB = _count(first_whole, np.maximum(first_whole, end_block)) == BLOCK
     if window is not None:
-        of_block = position_T.reshape(-1, BLOCK)
-        low_B, high_B = of_block.min(1), of_block.max(1)
+        position_BT = position_T.reshape(-1, BLOCK)
+        low_B, high_B = position_BT.min(1), position_BT.max(1)
         touched_BB &= low_B[:, None] - high_B < window
         whole_BB &= high_B[:, None] - low_B < window
     return touched_BB, whole_BB
@@ -93,9 +93,9 @@ def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
     num_blocks = first_T.size // BLOCK
     # Each key adds 1 to its first query block and subtracts 1 after its last; running sums are the counts.
     change = np.zeros((num_blocks + 1, num_blocks), np.int64)
-    of_key = np.arange(first_T.size) // BLOCK
-    np.add.at(change, (first_T, of_key), 1)
-    np.add.at(change, (stop_T, of_key), -1)
+    key_block_T = np.arange(first_T.size) // BLOCK
+    np.add.at(change, (first_T, key_block_T), 1)
+    np.add.at(change, (stop_T, key_block_T), -1)
     counts: IntArray = change.cumsum(0)[:-1]
     return counts
 

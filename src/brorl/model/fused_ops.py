@@ -224,11 +224,11 @@ class _QueryKeyValue(torch.autograd.Function):
         needs_weight, needs_bias = ctx.needs_input_grad[3:5]
         angles: Angles = ctx.angles
         grad_mixed = x.new_empty(x.shape[0], weight.shape[0] // angles.key_cos.shape[1], angles.key_cos.shape[1])
-        of_query, of_key, of_value = _split(grad_mixed, ctx.num_heads)
-        of_value.copy_(grads[2])
+        grad_query, grad_key, grad_value = _split(grad_mixed, ctx.num_heads)
+        grad_value.copy_(grads[2])
         grad_norms: list[Tensor | None] = [None, None]
         back = ((angles.query_cos, -angles.query_sin), (angles.key_cos, -angles.key_sin))
-        for index, into in enumerate((of_query, of_key)):
+        for index, into in enumerate((grad_query, grad_key)):
             if mixed is None:
                 _rotate(grads[index], *back[index], into)
                 continue

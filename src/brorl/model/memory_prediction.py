@@ -329,9 +329,9 @@ class ModelMemory:
             prefill = min(prefill, prompt_tokens)
         scores = 3 * rows * self._heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
         masses = tokens_per_mass(self.vocabulary) + self.vocabulary // tokens_per_mass(self.vocabulary) + 1
-        of_rollouts = MASSES_PER_DRAW if workload.num_rows is None else workload.num_rows * masses
+        masses_of_rollouts = MASSES_PER_DRAW if workload.num_rows is None else workload.num_rows * masses
         drawn = min(rows * self.vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
-        drawn += min(of_rollouts, MASSES_PER_DRAW) * _BYTES_PER_MASS
+        drawn += min(masses_of_rollouts, MASSES_PER_DRAW) * _BYTES_PER_MASS
         return cache, max(scores, drawn), prefill * self._activation_bytes(settings) // 2
 
     def _activation_bytes(self, settings: MemorySettings) -> int:
@@ -370,8 +370,8 @@ class ModelMemory:
         tile = _SCORES_IN_TILE * min(scores, SCORES_PER_TILE) * settings.trained_bytes
         flat_scores = 0
         if self._flat:  # float32, and bfloat16 for the product
-            of_score = 6 if settings.computed_bytes == 2 else settings.trained_bytes
-            flat_scores = nodes * self._heads * context * of_score
+            bytes_per_score = 6 if settings.computed_bytes == 2 else settings.trained_bytes
+            flat_scores = nodes * self._heads * context * bytes_per_score
         activations = self.pass_bytes(settings, nodes + prompts, flat_scores)
         return max(self._logit_bytes(nodes, settings), tile) + activations
 

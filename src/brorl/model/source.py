@@ -270,8 +270,8 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
     Some image-text models also have a text-only class, which loads the checkpoints that name it.
     """
-    of_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
-    is_named = of_images in (config.architectures or (of_images,))
+    image_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
+    is_named = image_class in (config.architectures or (image_class,))
     if is_named and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and _has_text_part(config):
         return AutoModelForImageTextToText
     return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
@@ -289,9 +289,9 @@ def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 def freeze_images(model: PreTrainedModel) -> None:
     """Freeze all weights outside a model's text part."""
-    of_text = {id(p) for module in text_modules(model).values() for p in module.parameters(recurse=False)}
+    text_ids = {id(p) for module in text_modules(model).values() for p in module.parameters(recurse=False)}
     for parameter in model.parameters():
-        if id(parameter) not in of_text:
+        if id(parameter) not in text_ids:
             parameter.requires_grad_(False)
 
 

@@ -67,12 +67,12 @@ def _rotate(
     if NORMS:
         square = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / D
         inverse = 1 / tl.sqrt(square + tl.where(is_query, query_epsilon, key_epsilon))
-        of_query = tl.load(query_norm + d, mask=inside_d, other=0.0).to(tl.float32)
-        of_key = tl.load(key_norm + d, mask=inside_d, other=0.0).to(tl.float32)
-        first *= inverse[:, None] * tl.where(is_query[:, None], of_query[None, :], of_key[None, :])
-        of_query = tl.load(query_norm + D // 2 + d, mask=inside_d, other=0.0).to(tl.float32)
-        of_key = tl.load(key_norm + D // 2 + d, mask=inside_d, other=0.0).to(tl.float32)
-        second *= inverse[:, None] * tl.where(is_query[:, None], of_query[None, :], of_key[None, :])
+        query_scale = tl.load(query_norm + d, mask=inside_d, other=0.0).to(tl.float32)
+        key_scale = tl.load(key_norm + d, mask=inside_d, other=0.0).to(tl.float32)
+        first *= inverse[:, None] * tl.where(is_query[:, None], query_scale[None, :], key_scale[None, :])
+        query_scale = tl.load(query_norm + D // 2 + d, mask=inside_d, other=0.0).to(tl.float32)
+        key_scale = tl.load(key_norm + D // 2 + d, mask=inside_d, other=0.0).to(tl.float32)
+        second *= inverse[:, None] * tl.where(is_query[:, None], query_scale[None, :], key_scale[None, :])
     factor = tl.where(is_query, scale, 1.0)[:, None]
     c = tl.load(cos + row * D + d, mask=inside_d, other=0.0).to(tl.float32)[None, :] * factor
     s = tl.load(sin + row * D + d, mask=inside_d, other=0.0).to(tl.float32)[None, :] * factor
@@ -247,10 +247,10 @@ def _attend_own(
     if GRID:
         cell = tl.load(cell_of_slot + slot)
     place = (head * num_cells + cell) * G + g
-    of_prompt = tl.load(top + place, mask=g < G, other=-1e30)
-    of_token = tl.sum(q.to(tl.float32) * k_D.to(tl.float32)[None, :], 1)
-    m = tl.maximum(of_prompt, of_token)
-    kept, weight = tl.exp(of_prompt - m), tl.exp(of_token - m)
+    prompt_max = tl.load(top + place, mask=g < G, other=-1e30)
+    token_score = tl.sum(q.to(tl.float32) * k_D.to(tl.float32)[None, :], 1)
+    m = tl.maximum(prompt_max, token_score)
+    kept, weight = tl.exp(prompt_max - m), tl.exp(token_score - m)
     mass_M = tl.load(mass + place, mask=g < G, other=0.0) * kept + weight
     acc = tl.load(total + place[:, None] * D + d[None, :], mask=inside, other=0.0) * kept[:, None]
     acc += weight[:, None] * v_D.to(tl.float32)[None, :]

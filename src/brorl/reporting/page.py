@@ -201,7 +201,7 @@ def _by_run(runs: Sequence[StoredRun], headings: Sequence[str], rows: Sequence[S
     if len(runs) == 1:
         return _table(headings, [list(map(escape, row)) for row in rows[0]])
     names = [f'<span class="swatch" data-run="{i}"></span>{escape(run.name)}' for i, run in enumerate(runs)]
-    cells = [[name, *map(escape, row)] for name, of_run in zip(names, rows, strict=True) for row in of_run]
+    cells = [[name, *map(escape, row)] for name, run_rows in zip(names, rows, strict=True) for row in run_rows]
     return _table(("run", *headings), cells)
 
 
@@ -228,9 +228,9 @@ def evaluations_shown(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
     if not chosen:
         return f"Held-out prompts: {why_missing(run, 'evaluations')}"
     last = run.evaluations[-1].evaluation if run.evaluations else None
-    of_all = f" of {last.num_prompts:,}" if last and last.num_prompts else ""
+    total_note = f" of {last.num_prompts:,}" if last and last.num_prompts else ""
     return (
-        f"Held-out prompts: the responses to {max(step.all_prompts for step in chosen)}{of_all} prompts, chosen by "
+        f"Held-out prompts: the responses to {max(step.all_prompts for step in chosen)}{total_note} prompts, chosen by "
         f"their position in the list, at {step_list([step.step for step in chosen])}. In the terminal: "
         f"{_samples_command(run)} --held-out"
     )
@@ -245,8 +245,8 @@ def left_out(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
     prompts, all_prompts, responses, all_responses = (
         sum(getattr(step, name) for step in chosen) for name in ("prompts", "all_prompts", "responses", "all_responses")
     )
-    of_stored = "all" if len(shown) == len(stored) else f"{len(shown)} of {len(stored)}"
-    text = f"Training: the rollouts of {of_stored} stored steps are on this page ({step_list(shown)})"
+    shown_count = "all" if len(shown) == len(stored) else f"{len(shown)} of {len(stored)}"
+    text = f"Training: the rollouts of {shown_count} stored steps are on this page ({step_list(shown)})"
     if all_prompts > prompts:
         text += f"; from these steps, {prompts:,} of {all_prompts:,} prompts"
     if all_responses > responses:

@@ -49,10 +49,10 @@ def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
     verdict_R = [verdict for group in groups for verdict in group.verdicts]
     ends_R = np.cumsum([0, *(length for tree in trees for length in tree.total_length.tolist())])
 
-    def of_groups(values: Iterable[Any]) -> list[Any]:
+    def per_group(values: Iterable[Any]) -> list[Any]:
         return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
 
-    def of_responses(arrays: Iterable[Any]) -> list[Any]:
+    def per_response(arrays: Iterable[Any]) -> list[Any]:
         return [value for array in arrays for value in array.tolist()]
 
     def along_responses(name: str, kind: type[np.generic]) -> pa.Array:
@@ -60,21 +60,21 @@ def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
         flat = np.concatenate([*arrays, np.zeros(0, kind)])
         return pa.ListArray.from_arrays(pa.array(ends_R, pa.int32()), pa.array(flat))
 
-    reward_R = of_responses(group.reward_L for group in groups)
+    reward_R = per_response(group.reward_L for group in groups)
     columns = [
         ("step", pa.int32(), [step] * len(verdict_R)),
-        ("prompt_id", pa.string(), of_groups(group.prompt.id for group in groups)),
-        ("domain", pa.string(), of_groups(group.prompt.domain for group in groups)),
-        ("prompt", pa.string(), of_groups(group.prompt.text for group in groups)),
-        ("question", pa.string(), of_groups(group.prompt.question for group in groups)),
-        ("reference", pa.string(), of_groups(stored_reference(group.prompt.reference) for group in groups)),
+        ("prompt_id", pa.string(), per_group(group.prompt.id for group in groups)),
+        ("domain", pa.string(), per_group(group.prompt.domain for group in groups)),
+        ("prompt", pa.string(), per_group(group.prompt.text for group in groups)),
+        ("question", pa.string(), per_group(group.prompt.question for group in groups)),
+        ("reference", pa.string(), per_group(stored_reference(group.prompt.reference) for group in groups)),
         ("response", pa.string(), [text for group in groups for text in group.texts]),
         ("token_ids", None, along_responses("token", np.int32)),
         ("logprobs", None, along_responses("logprob", np.float32)),
         (_GIVEN, None, along_responses("given", np.bool_)),
-        ("count", pa.int32(), of_responses(tree.leaf_count for tree in trees)),
-        ("num_rollouts", pa.int32(), of_groups(tree.num_rollouts for tree in trees)),
-        ("finished", pa.bool_(), of_responses(tree.finished for tree in trees)),
+        ("count", pa.int32(), per_response(tree.leaf_count for tree in trees)),
+        ("num_rollouts", pa.int32(), per_group(tree.num_rollouts for tree in trees)),
+        ("finished", pa.bool_(), per_response(tree.finished for tree in trees)),
         ("correct", pa.bool_(), [verdict.correct for verdict in verdict_R]),
         ("score", pa.float64(), [verdict.score for verdict in verdict_R]),
         ("extracted", pa.string(), [verdict.extracted for verdict in verdict_R]),

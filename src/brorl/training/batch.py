@@ -58,8 +58,8 @@ class Batch:
         trees = [group.tree for group in self.sampled]
         groups = self.verified
         rollouts = sum(t.num_rollouts for t in trees)
-        of_outcomes = groups or self.groups
-        scored = max(sum(g.tree.num_rollouts for g in of_outcomes), 1)
+        scored_groups = groups or self.groups
+        scored = max(sum(g.tree.num_rollouts for g in scored_groups), 1)
         reasons = [verdict.reason for group in self.sampled for verdict in group.verdicts]
         return SamplingRecord(
             rounds=self.rounds,
@@ -71,8 +71,8 @@ class Batch:
             unique_tokens=sum(t.num_unique_tokens for t in trees),
             distinct_responses=sum(t.num_responses for t in trees),
             mean_length=sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
-            reward=sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
-            accuracy=sum(g.num_correct for g in of_outcomes) / scored,
+            reward=sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in scored_groups) / scored,
+            accuracy=sum(g.num_correct for g in scored_groups) / scored,
             truncation_rate=self.truncation_rate,
             responses_truncated=reasons.count(TRUNCATED),
             verifier_timeouts=sum(map(is_timeout, reasons)),

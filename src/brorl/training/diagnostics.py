@@ -82,7 +82,7 @@ class Diagnostics:
         """
         coverage = coverage_record(sampled) if sampled else None
         drawn = zip(held_out, trained, strict=True) if held_out else ()
-        pairs = [(fresh, of_step) for fresh, of_step in drawn if fresh is not None]
+        pairs = [(fresh, step_group) for fresh, step_group in drawn if fresh is not None]
         return coverage, check_on_held_out(self._compare(pairs)) if pairs else None
 
     def _compare(self, pairs: Sequence[tuple[Group, Group]]) -> list[HeldOut]:

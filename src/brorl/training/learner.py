@@ -365,9 +365,9 @@ class TreeLearner:
         sums = zero_sums(self.model.device)
         coefficient_K = None
         if loss.is_sequence_level:
-            coefficients, of_responses = sequence_loss_coefficients(batch, logprobs.local(batch.trees), loss)
+            coefficients, sequence_sums = sequence_loss_coefficients(batch, logprobs.local(batch.trees), loss)
             coefficient_K = self._tensor(coefficients)
-            sums = sums + of_responses
+            sums = sums + sequence_sums
         options = {"entropy": loss.entropy_coefficient > 0, "recompute_prompts": self._ranks.size > 1}
         with autocast(self._config, self.model):
             for chunk in logprobs.chunks(batch.trees, **options):

@@ -241,8 +241,8 @@ class Recorder:
         if self._config.optimizer.ema_decay is None or not version:
             return replace(record, evaluation=evaluation)
         with self._average_in_place(version):
-            of_average = evaluation_record(run.evaluator.evaluate(run.collector.sampler, held_out), ks)
-        return replace(record, evaluation=evaluation, ema_evaluation=of_average)
+            ema_evaluation = evaluation_record(run.evaluator.evaluate(run.collector.sampler, held_out), ks)
+        return replace(record, evaluation=evaluation, ema_evaluation=ema_evaluation)
 
     @contextmanager
     def _average_in_place(self, version: int) -> Iterator[None]:

@@ -201,10 +201,10 @@ class Schedule:
         done = f"finished {counted(spent.steps, 'step')}"
         if self._unit == "steps" and limit == steps:  # no other budget
             return done
-        of_budget = f"{spent.of(self._unit):,.0f} of {limit:,.0f} {UNIT_WORDS[self._unit]} spent"
+        spent_text = f"{spent.of(self._unit):,.0f} of {limit:,.0f} {UNIT_WORDS[self._unit]} spent"
         if self._budget.is_spent(spent):
-            return f"{done}, ended by the budget: {of_budget}"
-        return f"{done}, ended by steps = {steps:,}: {of_budget}"
+            return f"{done}, ended by the budget: {spent_text}"
+        return f"{done}, ended by steps = {steps:,}: {spent_text}"
 
 
 class PhaseSchedule:
@@ -238,8 +238,8 @@ class PhaseSchedule:
     def lr_scale(self) -> float:
         """Factor on the learning rate."""
         optimizer = self._config.optimizer
-        of_phase = (self.phase.learning_rate or optimizer.learning_rate) / optimizer.learning_rate
-        return of_phase * optimizer.decay(self._fraction)
+        phase_factor = (self.phase.learning_rate or optimizer.learning_rate) / optimizer.learning_rate
+        return phase_factor * optimizer.decay(self._fraction)
 
     def estimate_advantages(self, groups: Sequence[Group]) -> list[FloatArray]:
         """Return the advantage of each distinct response of each group, shape [L]."""

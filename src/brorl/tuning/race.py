@@ -366,10 +366,10 @@ def _read_rung(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[RungStandin
         if read is None:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
         evaluations.append([score_at(read[0], "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
-    kept = verified_prompts([evaluation for of_run in evaluations for evaluation in of_run])
+    kept = verified_prompts([evaluation for run_evaluations in evaluations for evaluation in run_evaluations])
     n = spec.own.config.evaluation.rollouts_per_prompt
     standings = []
-    for run, of_run in zip(runs, evaluations, strict=True):
-        start, half, score = (float(pass_at_k(e.num_correct_P[kept], n, spec.k).mean()) for e in of_run)
+    for run, run_evaluations in zip(runs, evaluations, strict=True):
+        start, half, score = (float(pass_at_k(e.num_correct_P[kept], n, spec.k).mean()) for e in run_evaluations)
         standings.append(RungStanding(run.arm, str(spec.arm(run.arm).config.advantages), start, half, score))
     return standings

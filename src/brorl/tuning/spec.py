@@ -108,10 +108,10 @@ def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> lis
     """
     objective = _objective(aim)
     sizes = [n for n in ROLLOUTS if n in prompts]
-    of_n = [[_settings(config, factor, objective, n, prompts[n]) for factor in (1, 3)] for n in sizes]
+    settings_by_n = [[_settings(config, factor, objective, n, prompts[n]) for factor in (1, 3)] for n in sizes]
     own = {} if config.phases else {"advantage": config.advantage.model_dump(mode="json")}
     higher, highest = (_settings(config, f, own, config.rollouts_per_prompt, config.prompts_per_step) for f in (3, 10))
-    wanted = [*chain(*of_n[:1]), higher, *chain(*of_n[1:]), highest]
+    wanted = [*chain(*settings_by_n[:1]), higher, *chain(*settings_by_n[1:]), highest]
     arms = [ArmRecipe(OWN, config, title=_title(config))]
     for settings in wanted:
         arm = with_settings(config, settings, "a candidate")

@@ -82,8 +82,8 @@ class _Inspection(TorchDispatchMode):
         here = [x for x in tensors if x.device.type == self._device.type]
         masks = tree_leaves(args[1]) if name in _INDEXED else []
         waits = name in _WAITS or any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in masks)
-        of_host = any(x.dim() or name in _COPIES for x in tensors if x.device.type != self._device.type)
-        if self.reason is None and here and (waits or of_host):
+        is_host_value = any(x.dim() or name in _COPIES for x in tensors if x.device.type != self._device.type)
+        if self.reason is None and here and (waits or is_host_value):
             self.reason = f"{name} {'makes the host wait' if waits else 'reads or writes host memory'}"
         return made
 

@@ -297,15 +297,15 @@ class SlotContext(AttentionContext):
         prompts = self._prompts
         token_T = torch.arange(self._cache.num_tokens, device=position.device)
         hidden_T = token_T > position
-        of_prompts = prompts.bias
+        prompt_bias = prompts.bias
         if window is not None:
             hidden_T |= token_T <= position - window
             token_S = torch.arange(prompts.shape[1], device=position.device)
             hidden_PS = token_S <= prompts.length_P[:, None] + position - window
-            of_prompts = prompts.value[0].new_zeros(1) if of_prompts is None else of_prompts
-            of_prompts = of_prompts.masked_fill(hidden_PS[:, None], float("-inf"))
+            prompt_bias = prompts.value[0].new_zeros(1) if prompt_bias is None else prompt_bias
+            prompt_bias = prompt_bias.masked_fill(hidden_PS[:, None], float("-inf"))
         bias_T = self._cache.value[0].new_zeros(hidden_T.shape).masked_fill_(hidden_T, float("-inf"))
-        self._biases[window] = bias_T, of_prompts
+        self._biases[window] = bias_T, prompt_bias
         return self._biases[window]
 
     def attend(
@@ -316,8 +316,9 @@ class SlotContext(AttentionContext):
         if suits_triton(query_THD) and key.shape == value.shape:
             from brorl.model.triton_kernels import PromptLevel, attend
 
-            of_prompts = self._prompts.key[layer], self._prompts.value[layer], self._prompts.length_P
-            level = PromptLevel(*of_prompts, self._grid.shape[1], self._grid.slot_C, self._grid.cell_R)
+            prompts = self._prompts
+            stored = prompts.key[layer], prompts.value[layer], prompts.length_P
+            level = PromptLevel(*stored, self._grid.shape[1], self._grid.slot_C, self._grid.cell_R)
             return attend(query_THD, key_TKD, value_TKD, key, value, level, self._position, window)
         key.index_copy_(2, self._position, key_TKD[:, :, None])
         value.index_copy_(2, self._position, value_TKD[:, :, None])
@@ -325,14 +326,14 @@ class SlotContext(AttentionContext):
         num_groups = query.shape[2]
         # This also reads reserved tokens that are not in use, so memory is read in one stream and shapes stay fixed.
         bias_T, bias_P1S = self._hidden(window)
-        of_row = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, key.shape[:2])
-        of_prompt = self._grid.spread(query) @ self._prompts.key[layer].mT  # [K, P, W * G, S]
+        row_score = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, key.shape[:2])
+        prompt_score = self._grid.spread(query) @ self._prompts.key[layer].mT  # [K, P, W * G, S]
         if bias_P1S is not None:
-            of_prompt += bias_P1S
-        weight = torch.cat([self._grid.gather(of_prompt, num_groups), of_row], 3).softmax(3)
-        for_prompt, for_row = weight.split([of_prompt.shape[3], of_row.shape[3]], 3)
+            prompt_score += bias_P1S
+        weight = torch.cat([self._grid.gather(prompt_score, num_groups), row_score], 3).softmax(3)
+        for_prompt, for_row = weight.split([prompt_score.shape[3], row_score.shape[3]], 3)
         output: Tensor = for_row @ value
-        of_prompt = self._grid.spread(for_prompt) @ self._prompts.value[layer]
-        output += self._grid.gather(of_prompt, num_groups)
+        prompt_output = self._grid.spread(for_prompt) @ self._prompts.value[layer]
+        output += self._grid.gather(prompt_output, num_groups)
         merged: Tensor = output.flatten(1, 2)
         return merged

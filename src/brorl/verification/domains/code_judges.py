@@ -87,9 +87,9 @@ def imports() -> Mapping[str, str]:
     """Return the names, except builtins, that a program may use without importing them: name -> import statement."""
     import_of: dict[str, str] = {}
     for name in (*_MODULES, "typing"):
-        of_module = importlib.import_module(name)
-        public = (text for text in vars(of_module) if not text.startswith("_"))
-        names = getattr(of_module, "__all__", public)
+        module = importlib.import_module(name)
+        public = (text for text in vars(module) if not text.startswith("_"))
+        names = getattr(module, "__all__", public)
         import_of |= {text: f"from {name} import {text}" for text in names if not hasattr(builtins, text)}
     return import_of | {name: f"import {name}" for name in _MODULES}
 

@@ -180,10 +180,10 @@ class AnswerReader(ExpressionReader):
                 return Symbol(words.replace(" ", ""))
         return None
 
-    def _boundary(self, of_unit: bool = False) -> int:
+    def _boundary(self, in_unit: bool = False) -> int:
         """Return the end of this side: before a comma, a sign, `and`, or a closing bracket."""
         for at, token in self.outside_brackets(_MAX_TAIL):
-            is_number = of_unit and token.kind == "number" and at > self.at and self.tokens[at - 1].kind == "name"
+            is_number = in_unit and token.kind == "number" and at > self.at and self.tokens[at - 1].kind == "name"
             if token.text in _ENDS or is_number:
                 return at
         return min(len(self.tokens), self.at + _MAX_TAIL)
@@ -295,7 +295,7 @@ class AnswerReader(ExpressionReader):
         """Return the next (unit or counted noun, words after it, end); None if there is no unit or noun."""
         if self.taken:
             return None
-        end = self._boundary(of_unit=True)
+        end = self._boundary(in_unit=True)
         tail = _without_brackets(self.tokens[self.at : end])
         if not tail or not _may_begin_unit(tail):
             return None
