@@ -57,12 +57,12 @@ def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[st
     assert words[words.index("--rollouts_per_prompt") + 1] == str(result.recommended.num_rollouts)
     assert words[words.index("--prompts_per_step") + 1] == str(result.recommended.budget_prompts)
     page = result._repr_html_()
-    for text in ("Steps of 2.50 s", "mine/plan.json", "use this"):
+    for text in ("Steps of 2.5 s", "mine/plan.json", "use this"):
         assert text in page
     assert result.compare_command is not None
     assert "--advantage" not in result.train_command + result.compare_command  # the recipe keeps its objective
     assert mine_recommended["lines"][0].startswith("For pass@1, use N = ")
-    assert page.index("For pass@1, use N") < page.index("Steps of 2.50 s") < page.index("the pilot:")
+    assert page.index("For pass@1, use N") < page.index("Steps of 2.5 s") < page.index("the pilot:")
     assert len(repr(result)) < 300
 
 
