@@ -1,1 +1,1 @@
-"""Recipe settings, and reading recipes."""
+"""Recipe settings, and the reader for recipes."""

@@ -1,7 +1,7 @@
-"""Reads and checks YAML recipes, builds a `TrainConfig`, and compares it with that of a run to be resumed.
+"""Reads and checks YAML recipes, builds a `TrainConfig`, and compares it with the config of a run to resume.
 
-An unknown key, a value of the wrong type or a conflict between settings raises a `UserError`, a single line that names
-the fix.
+An unknown key, a value of the wrong type or a conflict between settings raises a `UserError`: a single line that
+states the fix.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SETTING_OF = {name: setting for setting, names in _NAMES.items() for name in nam
 
 ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
 QUESTION_FILES = (".jsonl", ".parquet", ".csv", ".tsv")
-"""File suffixes that mean questions, never a recipe."""
+"""Suffixes of files with questions, never a recipe."""
 
 
 def builtin_recipes() -> list[str]:
@@ -77,7 +77,7 @@ def builtin_recipes() -> list[str]:
 
 
 def read_recipe(recipe: str) -> dict[str, Any]:
-    """Read a recipe, given its built-in name or the path to a YAML file, as nested settings, unchecked."""
+    """Read a recipe, a built-in name or the path of a YAML file, as nested, unchecked settings."""
     names = builtin_recipes()
     if recipe in names:
         text = files("brorl.recipes").joinpath(f"{recipe}.yaml").read_text("utf-8")
@@ -153,7 +153,7 @@ def make_config(
 ) -> TrainConfig:
     """Check settings, nested or dotted, and build a config. `source` names the recipe in error messages.
 
-    `options` maps settings to a command's own option names, which error messages then use.
+    `options` maps settings to a command's names for them, which error messages then use.
     Overrides take precedence. Overriding `budget.limit` without `steps` also discards the recipe's `steps`, and
     overriding `phases` also discards its `advantage`.
     """
@@ -166,13 +166,13 @@ def make_config(
     try:
         return TrainConfig.model_validate(nested_settings({**kept, **replacing}, source))
     except ValidationError as error:
-        problems = error.errors()  # report a mistyped key first: it explains why the intended setting has no value
+        problems = error.errors()  # report a mistyped key first: it explains why the intended setting is missing
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         raise UserError(_explain(first, source, replacing, options or {})) from None
 
 
 def with_settings(config: TrainConfig, overrides: Mapping[str, Any], source: str = "the recipe") -> TrainConfig:
-    """Return a copy of the config with some settings replaced, and check it again."""
+    """Return a copy of the config with the given settings replaced, checked again."""
     return make_config(config.model_dump(mode="json"), overrides, source)
 
 
@@ -183,7 +183,7 @@ def options_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML would load it: paths become strings, mappings become dicts."""
+    """Return a value as YAML would load it: a path becomes a string, a mapping a dict."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
@@ -194,7 +194,7 @@ def _plain(value: Any) -> Any:
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted names: {"loss": {"kind": "cispo"}} becomes {"loss.kind": "cispo"}.
 
-    A setting whose value is itself a mapping is kept whole.
+    If a setting's value is itself a mapping, it is not flattened.
     """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
@@ -236,7 +236,7 @@ _WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *ge
 def unknown_setting(name: str, command: str = "train") -> str:
     """Return the message for a setting that does not exist. It may refer to the help of `command`.
 
-    Names from other trainers are recognized, with or without their sections.
+    Names that other trainers use are recognized, with or without their sections.
     """
     if name in _SECTIONS:
         return f"{name} is a group of settings; use one of {', '.join(n for n in _FIELDS if n.startswith(f'{name}.'))}"
@@ -244,7 +244,7 @@ def unknown_setting(name: str, command: str = "train") -> str:
     elsewhere = SETTING_OF.get(key)
     if elsewhere and (first not in _SECTIONS or elsewhere.startswith(f"{first}.")):
         return f"{name} is not a setting; did you mean {elsewhere}?"
-    if "." not in name:  # maybe the section is missing: clip_high instead of loss.clip_high
+    if "." not in name:  # the section may be missing: clip_high instead of loss.clip_high
         same_key = [n for n in _FIELDS if n.rpartition(".")[2] == name]
         if same_key:
             return f"{name} is not a setting; did you mean {same_key[0]}?"
@@ -252,7 +252,7 @@ def unknown_setting(name: str, command: str = "train") -> str:
 
 
 def _explain(problem: Any, source: str, overrides: Collection[str], options: Mapping[str, str]) -> str:
-    """Return a pydantic error as one line, which names the recipe unless an override is wrong."""
+    """Return a pydantic error as one line. The line names the recipe unless an override is wrong."""
     name, section = _place(problem["loc"])
     if problem["type"] == "value_error":
         where = f"{name}: " if "sources" in problem["loc"] else ""
@@ -274,7 +274,7 @@ def _explain(problem: Any, source: str, overrides: Collection[str], options: Map
 
 
 def _expectation(problem: Any) -> str:
-    """Describe what pydantic expected."""
+    """Describe what pydantic expected instead."""
     plain = {
         "tuple_type": "the value should be a list like [1, 16]",
         "model_type": "the value should be a group of settings",
@@ -293,7 +293,7 @@ def _expectation(problem: Any) -> str:
 
 
 def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
-    """Return the wrong setting's name, and its section if it belongs to an entry in a list of sources."""
+    """Return the name of the invalid setting, with its section if it belongs to an entry in a list of sources."""
     sections: dict[str, type[BaseModel]] = {"countdown": CountdownSource, "gym": GymSource, "file": FileSource}
     if "sources" not in location:
         return ".".join(str(key) for key in location if not isinstance(key, int)), None

@@ -1,6 +1,6 @@
 """Every setting of a training recipe: typed, documented, and checked before any work starts.
 
-Each section validates its own settings. `TrainConfig` composes the sections and validates them against each other.
+Each section validates its settings. `TrainConfig` combines the sections and checks for conflicts between them.
 """
 
 from __future__ import annotations
@@ -104,17 +104,17 @@ class TrainConfig(Section):
 
     @property
     def advantages(self) -> tuple[AdvantageSettings, ...]:
-        """The advantage settings of each phase; a run without phases has a single entry."""
+        """The advantage settings of each phase; a single entry for a run without phases."""
         return tuple(phase.advantage for phase in self.phases) or (self.advantage,)
 
     @property
     def scaled_learning_rate(self) -> float:
-        """The learning rate, scaled to the batch size if `optimizer.reference_batch` is set."""
+        """The learning rate, scaled with the batch size if `optimizer.reference_batch` is set."""
         return self.optimizer.scaled_rate(self.samples_per_step)
 
     @property
     def total_budget(self) -> Budget:
-        """The run's budget; if none is set, its number of steps."""
+        """The run's budget, or its number of steps if no budget is set."""
         if self.budget.limit is not None:
             return Budget(self.budget.unit, self.budget.limit, self.budget.eval_points)
         assert self.steps is not None  # `conflicts` has checked it
@@ -122,7 +122,7 @@ class TrainConfig(Section):
 
     @property
     def autocasts(self) -> bool:
-        """Whether the learner computes in bfloat16 on float32 weights. With adapters, the base itself is bfloat16."""
+        """Whether the learner computes in bfloat16 with float32 weights. With adapters, the base itself is bfloat16."""
         return self.dtype == "bfloat16" and not self.lora.rank
 
     @property
@@ -132,7 +132,7 @@ class TrainConfig(Section):
 
     @property
     def own_functions(self) -> dict[str, str]:
-        """Paths of the user's own verifiers, reward terms and tools, by setting."""
+        """Paths of the user's verifiers, reward terms and tools, by setting."""
         functions = {f"verification.functions.{domain}": path for domain, path in self.verification.functions.items()}
         functions |= {f"rewards.terms.{name}": term.function for name, term in self.rewards.terms.items()}
         functions |= {f"tools.functions.{name}": path for name, path in self.tools.functions.items()}
@@ -153,33 +153,33 @@ class TrainConfig(Section):
 
     @property
     def longest_response(self) -> int:
-        """The most tokens that the model samples per response in training."""
+        """Maximum number of tokens that the model samples per response in training."""
         turns = self.tools.max_turns if self.tools.enabled else 1
         return min(turns * self.sampling.max_new_tokens, self.tools.total_tokens(self.sampling.max_new_tokens))
 
     @property
     def evaluated_sampling(self) -> SamplingParams:
-        """Sampling parameters of evaluations. Any that `evaluation` does not set come from `sampling`."""
+        """Sampling parameters for evaluations. Those that `evaluation` does not set come from `sampling`."""
         own = self.evaluation.model_dump(include={"temperature", "top_p", "top_k", "min_new_tokens", "max_new_tokens"})
         return replace(self.sampling.params, **{name: value for name, value in own.items() if value is not None})
 
     @property
     def recompute_old_logprobs(self) -> bool:
-        """Whether the learner recomputes old log-probs, either on request or because the engine's numerics differ."""
+        """Whether the learner recomputes old log-probs, on request or because the engine's numerics differ."""
         differs = "bfloat16" in (self.dtype, self.engine.dtype) or self.engine.kind == "vllm"
         return differs or self.optimizer.old_logprobs == "recompute"
 
     @field_validator("model")
     @classmethod
     def _resolved(cls, model: str) -> str:
-        """Resolve a local folder, so that a run resumes from anywhere and does not follow the moving link `best`."""
+        """Resolve a local folder, so a run resumes from any directory and does not follow the link `best` if it moves."""
         folder = followed(Path(model).expanduser())
         return str(folder.resolve()) if is_folder(folder) else model
 
     @model_validator(mode="before")
     @classmethod
     def _budget_alone(cls, settings: Any) -> Any:
-        """Let the budget alone end the run if no number of steps is given."""
+        """If a budget is given without a number of steps, let the budget alone end the run."""
         if not isinstance(settings, dict) or "steps" in settings:
             return settings
         budget = settings.get("budget")
@@ -215,7 +215,7 @@ _APART: tuple[tuple[str, Any, str, Any, str], ...] = (
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
-    """Yield conflicts between settings of different sections, the most basic first."""
+    """Yield conflicts between settings in different sections, the most basic first."""
     if config.steps is None and config.budget.limit is None:
         yield "steps = null needs a budget to end the run; set budget.limit, or a number of steps"
     yield from _phase_conflicts(config)

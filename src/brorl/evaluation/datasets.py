@@ -1,4 +1,4 @@
-"""Read the datasets that a user names: benchmarks, files, hub ids, puzzles, recipes, runs."""
+"""Reads the datasets that a user names: benchmarks, files, hub ids, puzzles, recipes, runs."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ NO_LIMIT = 2**31
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """The model, the data and the settings of an evaluation."""
+    """An evaluation's model, data and settings."""
 
-    # the settings of the checkpoint's run, if it has one; `evaluation.max_new_tokens` is None if neither the user nor
-    # the run sets it
+    # the settings of the run that wrote the checkpoint, if any; `evaluation.max_new_tokens` is None if neither the user
+    # nor the run sets it
     config: TrainConfig
     data: tuple[str, ...]  # datasets as the user named them; empty means the run's held-out questions
     belongs_to_run: bool  # whether a run, or the recipe of the shipped model, sets the prompt format
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
 
     def format_of(self, source: SourceQuestions) -> PromptFormat:
-        """Return the prompt format of a dataset.
+        """Return a dataset's prompt format.
 
-        If neither the run nor the user sets templates, public and multiple-choice datasets use the default templates of
-        their domains.
+        If neither the run nor the user sets templates, public and multiple-choice datasets use their domains' default
+        templates.
         """
         own = self.config.prompt
         has_options = isinstance(source.source, FileSource) and bool(source.source.options_column)
@@ -94,9 +94,9 @@ def parse_data(text: str) -> Source:
 
 
 def _as_guessed(text: str, source: Source, config: TrainConfig) -> Source:
-    """Guess the columns and the domain, as `brorl init` does, if --data is only a file path.
+    """If --data is just a file path, guess the columns and the domain as `brorl init` does.
 
-    If no built-in verifier can read the answers, use the domain of the user's verifier function, if there is one.
+    If no built-in verifier can read the answers, use the domain of the user's verifier function, if any.
     """
     if not isinstance(source, FileSource) or source.layout or text.lstrip().startswith("{"):
         return source
@@ -110,7 +110,7 @@ def _as_guessed(text: str, source: Source, config: TrainConfig) -> Source:
 
 @contextmanager
 def naming_data(text: str, source: Source) -> Iterator[None]:
-    """Prefix errors about a dataset with the argument that named it."""
+    """Prefix errors about a dataset with the --data argument that named it."""
     try:
         yield
     except (UserError, ValueError) as error:
@@ -123,7 +123,7 @@ def naming_data(text: str, source: Source) -> Iterator[None]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe, a run, or a dataset that `parse_data` accepts. Return them with the settings."""
+    """Return all questions of a recipe, a run, or a dataset that `parse_data` accepts, and the settings."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
     every = {

@@ -1,6 +1,6 @@
 """Evaluation, during training and in `brorl eval`: sample, verify, count, summarize, and optionally store.
 
-Input: batches of prompts, one engine call each. Output: counts per prompt, and pass@k over any subset of the prompts.
+Input: batches of prompts, with one engine call per batch. Output: counts per prompt, and pass@k over any subset.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from brorl.verification.grade import Grader
 
 @dataclass(frozen=True)
 class PromptCounts:
-    """Counts over the n responses to one prompt."""
+    """Counts for the n responses to one prompt."""
 
     prompt_id: str
     source: str
-    domain: str  # decides which verifier checks the responses
+    domain: str  # selects the verifier for the responses
     num_samples: int  # n responses, duplicates included
     num_correct: int  # correct responses, 0 to `num_verified`
     num_truncated: int  # truncated responses, 0 to n
@@ -47,13 +47,13 @@ class PromptCounts:
 
     @property
     def num_verified(self) -> int:
-        """Number of responses with a verdict, from which pass@k is estimated."""
+        """Number of responses with a verdict; pass@k is estimated from these."""
         return self.num_samples - self.num_unverified
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """The counts of an evaluated batch."""
+    """The counts for an evaluated batch."""
 
     prompts: tuple[PromptCounts, ...]  # one per prompt
     seconds: float  # sampling and verification time
@@ -61,12 +61,12 @@ class BatchCounts:
 
 @dataclass(frozen=True)
 class Summary:
-    """Results over some prompts."""
+    """Results over a set of prompts."""
 
     num_prompts: int  # number of prompts, P
     num_samples: int  # responses per prompt, n
     # k -> pass@k: the mean of unbiased estimates over prompts, with its interval. Prompts with fewer than k verified
-    # responses are excluded; a k that excludes every prompt is missing.
+    # responses are excluded; a k for which this excludes every prompt is missing.
     pass_at: dict[int, Estimate]
     solved: int  # prompts with at least one correct response
     tokens_per_response: float  # mean response length, in tokens
@@ -78,7 +78,7 @@ class Summary:
     unique_tokens: int  # sampled nodes of all trees: tokens that the engine had to compute
     seconds: float | None  # sampling and verification time; None if unknown
     num_unverified: int = 0  # responses left unverified by infrastructure failures; excluded from pass@k
-    left_out: dict[int, int] = field(default_factory=dict)  # k -> number of excluded prompts, if any
+    left_out: dict[int, int] = field(default_factory=dict)  # k -> number of excluded prompts, if not 0
     calling_turns: int = 0  # turns that called tools
     given_tokens: int = 0  # tool result tokens: given nodes of all trees
 
@@ -118,7 +118,7 @@ def count_responses(group: Group) -> PromptCounts:
 
 
 def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float | None) -> Summary:
-    """Summarize the counts of prompts, which must all have the same number of responses."""
+    """Summarize counts per prompt. All prompts must have the same number of responses."""
     sizes = {prompt.num_samples for prompt in prompts}
     if len(sizes) != 1:
         raise ValueError(
@@ -145,7 +145,7 @@ def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float
 
 
 def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord | None:
-    """Return the record of an evaluation, or None if for some k no prompt has k verified responses."""
+    """Return an evaluation's record, or None if there is a k for which no prompt has k verified responses."""
     prompts = batch.prompts
     summary = summarize(prompts, ks, batch.seconds)
     if len(summary.pass_at) < len(ks):
@@ -180,24 +180,24 @@ def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """The prompts of one engine call."""
+    """The prompts for one engine call."""
 
     prompts: tuple[Prompt, ...]
-    seed: int  # seed of the sampling
+    seed: int  # sampling seed
     source: str = ""  # dataset of the prompts; empty for a run's held-out prompts, which may come from several
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the prompts. Scores on different prompts cannot be compared."""
+        """Hash of the prompts. Scores are comparable only if their prompts have the same hash."""
         return fingerprint(self.prompts)
 
 
-Store: TypeAlias = Callable[[Sequence[Group], BatchCounts], None]  # keeps the responses of a batch
+Store: TypeAlias = Callable[[Sequence[Group], BatchCounts], None]  # stores a batch's responses
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Samples, verifies and counts responses, identically for every batch."""
+    """Samples, verifies and counts responses, in the same way for every batch."""
 
     grader: Grader
     sampling: SamplingParams
@@ -218,7 +218,7 @@ class Evaluator:
         return counts
 
 
-_SEED_OFFSET = 1_000_003  # evaluation and training draw different random numbers
+_SEED_OFFSET = 1_000_003  # makes evaluation and training draw different random numbers
 
 
 def held_out_batch(prompts: Sequence[Prompt], seed: int) -> PromptBatch | None:
@@ -227,7 +227,7 @@ def held_out_batch(prompts: Sequence[Prompt], seed: int) -> PromptBatch | None:
 
 
 def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
-    """Split the prompts of each dataset into batches. A batch does not depend on later prompts or other datasets."""
+    """Split each dataset's prompts into batches. A batch does not depend on later prompts or other datasets."""
     batches: list[PromptBatch] = []
     for name, prompts in prompts_of.items():
         for number, start in enumerate(range(0, len(prompts), size)):
@@ -240,7 +240,7 @@ _VALUES_PER_TENSOR = 65_536
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of the name, the shape and fewer than 131,072 evenly spaced values of each tensor."""
+    """Return a hash of each tensor's name, shape and fewer than 131,072 evenly spaced values."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
@@ -250,7 +250,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 
 
 def coverage_note(evaluations: Sequence[EvaluationRecord]) -> list[str]:
-    """Return a sentence if pass@k for the largest k fell and the intervals before and after do not overlap."""
+    """Return a sentence if pass@k at the largest k fell, and its intervals before and after do not overlap."""
     if len(evaluations) < 2:
         return []
     before_at = evaluations[0].pass_at

@@ -1,4 +1,4 @@
-"""Decide whether arm B scores higher than arm A on the same prompts: difference, interval, conclusion.
+"""Decides whether arm B scores higher than arm A on the same prompts: difference, interval, conclusion.
 
 A run's mean score varies with the prompts (a different sample could be held out) and with the seed (a different seed
 trains a different model). D holds the differences B - A, shape [S, P] for S seeds and P prompts. The 95% interval has
@@ -6,13 +6,13 @@ trains a different model). D holds the differences B - A, shape [S, P] for S see
     half-width^2 = t(P - 1)^2 v_P + (d u)^2 + t(S - 1)^2 v_S,
     v_P = var(mean of D over seeds) / P,    v_S = var(mean of D over prompts) / S,    u = 1 - 0.025^(1/P),
 
-where t(d) is the 97.5% quantile of Student's t with d degrees of freedom. u is the Clopper-Pearson bound for an event
+where t(d) is the 97.5% quantile of Student's t with d degrees of freedom. u is the Clopper-Pearson bound on an event
 that none of P prompts shows; it keeps the interval from collapsing when few or no prompts differ. d is the root mean
-square of the prompts' nonzero differences, and 1 if all are 0. At a level L, 0.025 is replaced by (1 - L) / 2. If the
+square of the prompts' nonzero differences, or 1 if all are 0. At a level L, 0.025 is replaced by (1 - L) / 2. If the
 arms' runs are not paired, each arm has its own v_S. docs/explanation/comparing.md shows how often the interval covers
 the truth, and how often narrower intervals miss it. If no variance is known, the interval is the whole range.
 
-The interval of one arm's score replaces the first two terms with the ends of `mean_with_interval` over the prompts.
+For a single arm's score, the ends of `mean_with_interval` over the prompts replace the first two terms.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ ROUNDING = 1e-12  # score differences below this are rounding errors
 
 @dataclass(frozen=True)
 class VariancePart:
-    """One source's share of a mean's variance. Sources are independent."""
+    """The part of a mean's variance that comes from one source. Sources are independent."""
 
     variance: float  # variance that this source adds to the mean
     degrees: float  # degrees of freedom in the estimate of `variance`
-    unseen: float = 0.0  # size of differences that a sample of `degrees` + 1 prompts may have missed
+    unseen: float = 0.0  # size of any differences that a sample of `degrees` + 1 prompts may have missed
 
     def squared_half_width(self, level: float = 0.95) -> float:
-        """Return the squared half-width that the interval would have from this part alone."""
+        """Return the squared half-width of an interval from this part alone."""
         known = float(stdtrit(self.degrees, (1 + level) / 2)) ** 2 * self.variance
         bound: float = 1 - ((1 - level) / 2) ** (1 / (self.degrees + 1))
         return known + (self.unseen * bound) ** 2
@@ -60,12 +60,12 @@ class VarianceParts:
     """The parts of the variance of a mean over prompts and seeds."""
 
     prompts: VariancePart | None  # due to the prompts; None with one prompt
-    # due to the seeds: one part if runs are paired, else one per arm; empty if an arm has only one seed
+    # due to the seeds: one part if runs are paired, otherwise one per arm; empty if either arm has only one seed
     seeds: tuple[VariancePart, ...]
 
     @classmethod
     def of(cls, value_P: FloatArray, value_S: Sequence[FloatArray]) -> VarianceParts:
-        """Estimate the parts from one difference per prompt, and one per seed (or one mean per seed and arm)."""
+        """Estimate the parts from one difference per prompt, and one per seed (if not paired, one mean per arm's seed)."""
 
         def part(values: FloatArray, unseen: float = 0.0) -> VariancePart:
             return VariancePart(float(values.var(ddof=1)) / values.size, values.size - 1, unseen)
@@ -77,22 +77,22 @@ class VarianceParts:
 
     @property
     def covers(self) -> Covers:
-        """The sources of variation that an interval from these parts covers."""
+        """The sources of variation that an interval from these parts accounts for."""
         if self.prompts is None:
             return "seeds" if self.seeds else "nothing"
         return "prompts and seeds" if self.seeds else "prompts"
 
     def interval(self, value: float, level: float = 0.95) -> Estimate:
-        """Return the interval of a difference, within [-1, 1]: the whole range if no variance is known."""
+        """Return the interval for a difference, within [-1, 1]: the whole range if no variance is known."""
         known = (*self.seeds, *(() if self.prompts is None else (self.prompts,)))
         half = sqrt(sum(part.squared_half_width(level) for part in known))
-        half = half if half > ROUNDING else inf  # one number, or seeds that agree on one prompt
+        half = half if half > ROUNDING else inf  # a single number, or seeds that agree on a single prompt
         return Estimate(value, max(value - half, -1.0), min(value + half, 1.0))
 
 
 @dataclass(frozen=True)
 class TTest:
-    """The result of a t-test on a mean difference."""
+    """The result of a t-test of a mean difference."""
 
     t: float  # the statistic; infinite if all differences are equal and not 0
     degrees: float  # degrees of freedom (fractional if the two groups are not paired)
@@ -102,21 +102,21 @@ class TTest:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much higher B scores than A, with tests and a conclusion."""
+    """How much higher B scores than A, with t-tests and a conclusion."""
 
     difference: Estimate  # mean of B - A, with the 95% interval that the conclusion uses
     parts: VarianceParts  # the variance of `difference`; `at_level` uses it for intervals at other levels
-    # sources of variation that the interval covers; with one seed per arm it shows which trained model is better, not
-    # which setting
+    # sources of variation that the interval accounts for; with one seed per arm, it shows which trained model is
+    # better, not which setting
     covers: Covers
     conclusion: Conclusion  # an arm leads if the interval excludes 0
-    # the paper's t-test over prompts, on scores averaged over seeds: it holds for these trained models; None with one
-    # prompt
+    # the paper's t-test over prompts, on scores averaged over seeds; it applies only to these trained models; None with
+    # one prompt
     prompt_test: TTest | None
-    # t-test over seeds, on scores averaged over prompts: it holds for these prompts; None if an arm has one seed
+    # t-test over seeds, on scores averaged over prompts; applies only to these prompts; None if an arm has one seed
     seed_test: TTest | None
     seed_interval: Estimate | None  # the mean difference with the 95% interval of `seed_test`
-    seeds_paired: bool  # whether the arms have the same seeds, so runs are paired
+    seeds_paired: bool  # whether runs are paired because the arms have the same seeds
     num_prompts: int  # P
     num_seeds: tuple[int, int]  # runs of A, runs of B
     seeds_ahead: int | None  # number of seeds with B's mean above A's; None unless runs are paired
@@ -128,7 +128,7 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class CorrectedInterval:
-    """A difference in a table of several, whose intervals all contain the truth with 95% probability."""
+    """A difference in a table of several. With 95% probability, all intervals in the table contain the truth."""
 
     interval: Estimate  # the difference with its interval at `level`
     level: float  # level of each single interval, `corrected_level(num_intervals)`
@@ -137,18 +137,18 @@ class CorrectedInterval:
 
     @classmethod
     def of(cls, interval_at: Callable[[float], Estimate], num_intervals: int) -> CorrectedInterval:
-        """Correct the level for the number of intervals, and conclude from the interval at that level."""
+        """Correct the level for the number of intervals, and draw the conclusion from the interval at that level."""
         level = corrected_level(num_intervals)
         return cls(interval := interval_at(level), level, num_intervals, conclusion_of(interval))
 
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """The number of seeds and prompts for a given interval width."""
+    """The number of seeds and prompts needed for a given interval width."""
 
-    half_width: float  # half of the interval's width: smaller measured differences are not significant
+    half_width: float  # half of the interval's width; smaller measured differences are not significant
     seeds: int
-    prompts: int  # held-out prompts: the comparison's own number if `enough_prompts`, else more
+    prompts: int  # held-out prompts: as many as in the comparison if `enough_prompts`, otherwise more
     enough_prompts: bool  # whether the comparison has enough prompts for this number of seeds
 
 
@@ -157,7 +157,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
 
     Scores are between 0 and 1, shape [S, P]. Two runs with the same seed are paired: they see the same prompts in the
     same order, and are evaluated with the same random numbers. The test is valid whether or not that makes their scores
-    similar. Runs with different seeds are independent. With `seeds_paired`, row s of both arms has the same seed;
+    similar. Runs with different seeds are independent. With `seeds_paired`, row s has the same seed in both arms;
     otherwise S may differ.
 
     Source: BroRL (arXiv 2510.01180, section 5) for the t-test over prompts; Banerjee (Sankhya 23, 1961) for the
@@ -188,7 +188,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
 
 
 def conclusion_of(difference: Estimate) -> Conclusion:
-    """Return the conclusion from a difference B - A: a lead if its interval excludes 0."""
+    """Return the conclusion from a difference B - A: one arm leads if the interval excludes 0."""
     if difference.low > ROUNDING:
         return "B leads"
     return "A leads" if difference.high < -ROUNDING else "no difference shown"
@@ -198,8 +198,8 @@ def mean_over_runs(value_SP: FloatArray) -> Estimate:
     """Average scores between 0 and 1 over runs and prompts, shape [S, P], with a 95% interval.
 
     With one run, the result is `mean_with_interval` over the prompts. With more, each end's squared distance from the
-    mean is the sum of two: that of `mean_with_interval` for the prompts' means over runs, and that of the t-interval
-    over runs.
+    mean is the sum of two squared distances: from `mean_with_interval` on the prompts' means over runs, and from the
+    t-interval over runs.
 
     Source: MOVER (Zou and Donner, Statistics in Medicine 27, 2008) for adding the squared distances.
     """
@@ -215,7 +215,7 @@ def mean_over_runs(value_SP: FloatArray) -> Estimate:
 
 
 def corrected_level(num_intervals: int) -> float:
-    """Return the level per interval at which all n contain the truth with 95% probability: 1 - 0.05 / n.
+    """Return 1 - 0.05 / n, the level per interval at which all n intervals contain the truth with 95% probability.
 
     Source: Dunn, Journal of the American Statistical Association 56 (1961), after Bonferroni's inequality.
     """
@@ -232,11 +232,11 @@ def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded 
 
         t(S - 1)^2 v / S + t(P - 1)^2 v_P + (d u)^2 <= half_width^2.
 
-    If the prompts alone contribute more than half of half_width^2, it takes a very large number of seeds, or no number
-    is enough. The result then has the fewest prompts that contribute at most half, and the fewest seeds for these
-    prompts. About half of all comparisons detect a true difference equal to the half-width. A few seeds give only a
-    rough estimate of the variance, so the result is rough too. It is None unless both parts, prompts and seeds, are
-    known.
+    If the prompts alone contribute more than half of half_width^2, it would take very many seeds, or no number would be
+    enough. The result then has the fewest prompts that contribute at most half, and the fewest seeds for that many
+    prompts. About half of all comparisons detect a true difference equal to the half-width. Few seeds give only a rough
+    estimate of the variance, so the result is rough too. It is None unless the variance is known for both prompts and
+    seeds.
     """
     prompts = parts.prompts
     if prompts is None or not parts.seeds:

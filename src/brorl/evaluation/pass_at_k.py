@@ -27,7 +27,7 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: in
 
 
 def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[np.int64], k: int) -> FloatArray:
-    """Estimate pass@k of each prompt with at least k responses, in order, where n may differ between prompts."""
+    """Estimate pass@k of each prompt with at least k responses, in order; n may differ between prompts."""
     enough_P = num_rollouts_P >= k
     value_P = np.empty(num_correct_P.size)
     for n in np.unique(num_rollouts_P[enough_P]).tolist():
@@ -40,7 +40,7 @@ def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: i
 
     pass@k shows how many prompts the model can solve; worst@k shows how reliably it solves them.
 
-    Source: worst@k is from IsoCompute (arXiv 2603.12151), the estimator follows Codex (arXiv 2107.03374, Eq. 1).
+    Source: worst@k is from IsoCompute (arXiv 2603.12151); the estimator follows Codex (arXiv 2107.03374, Eq. 1).
     """
     return _all_drawn_from(num_rollouts, k)[_checked(num_correct_P, num_rollouts, k)]
 
@@ -55,7 +55,7 @@ def _checked(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int
 
 
 def _all_drawn_from(num_rollouts: int, k: int) -> FloatArray:
-    """Return C(m, k) / C(n, k), the chance that k draws from n all fall on a given m, for m = 0 .. n, shape [n + 1]."""
+    """Return C(m, k) / C(n, k), the chance that k of n items are all among m given ones; m = 0 .. n, shape [n + 1]."""
     # C(m, k) / C(n, k) = product over j = m + 1 .. n of (1 - k / j)
     factor_J = np.maximum(1 - k / np.arange(1, num_rollouts + 1), 0.0)
     return np.append(1.0, np.cumprod(factor_J[::-1]))[::-1]
@@ -70,7 +70,7 @@ _STEP, _END = 0.5, 8.5
 def mean_with_interval(value_P: FloatArray) -> Estimate:
     """Average estimates over prompts, with a 95% confidence interval for the mean over the population of prompts.
 
-    Add one value to the P values to represent the prompts that were not drawn: 0 for the low end, 1 for the high end.
+    To the P values, add one that represents the prompts not drawn: 0 for the low end, 1 for the high end.
     Weight the P + 1 values at random, with all weights that sum to 1 equally likely (a flat Dirichlet distribution).
     The ends are the 2.5% and 97.5% quantiles of the weighted mean. Raising a value never lowers an end. The interval
     contains the mean, because the density of a weighted mean is log-concave (Grünbaum). If all values are 0 or 1, it is
@@ -91,7 +91,7 @@ def _low_end(value_P: FloatArray) -> float:
     return _low_quantile(tuple(value_J.tolist()), tuple(count_J.tolist()))
 
 
-@lru_cache(maxsize=4096)  # a comparison shows the same score's interval in several tables
+@lru_cache(maxsize=4096)  # a comparison shows the interval of the same score in several tables
 def _low_quantile(values: tuple[float, ...], counts: tuple[int, ...]) -> float:
     if values[-1] == 0:
         return 0.0
@@ -115,7 +115,7 @@ def _low_quantile(values: tuple[float, ...], counts: tuple[int, ...]) -> float:
 def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> float:
     """Return the chance that the randomly weighted mean of the values is at most `mean`.
 
-    Flat Dirichlet weights are exponential variables divided by their sum. So this is the chance of S <= 0, where S is
+    Flat Dirichlet weights are exponential variables divided by their sum. So this is the chance that S <= 0, where S is
     the sum over distinct values of (value - mean) g, and g has a gamma distribution with shape `count`. By Fourier
     inversion it is the integral of exp(f(z)) / (2 pi i), f(z) = log E[exp(z S)] - log(-z), along any line from the
     lower to the upper half-plane that crosses the real axis between the first pole below 0 and 0.
@@ -148,7 +148,7 @@ def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> floa
 
 
 def _saddle_point(excess_J: FloatArray, count_J: IntArray) -> tuple[float, float]:
-    """Minimize f between its first pole below 0 and 0. Return that z, and the width 1 / sqrt(f'') there.
+    """Find the minimum of f between its first pole below 0 and 0. Return its z, and the width 1 / sqrt(f'') there.
 
     On that interval f is a sum of terms -log(linear function), hence self-concordant: damped Newton steps stay in the
     interval and converge from any start.

@@ -1,4 +1,4 @@
-"""The inputs of an evaluation, checked before the model is loaded; the cheapest checks come first."""
+"""An evaluation's inputs, checked before the model is loaded; the cheapest checks come first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAX_RESPONSE_LENGTH = 32_768  # the paper's context
 
 
 class EvaluationInputs(NamedTuple):
-    """Everything that an evaluation needs except the loaded model."""
+    """Everything that an evaluation needs, except the loaded model."""
 
     request: EvaluationRequest
     tokenizer: PreTrainedTokenizerBase
@@ -54,19 +54,19 @@ class EvaluationInputs(NamedTuple):
     verifiers: Mapping[str, Verifier]  # by domain
     toolbox: Toolbox | None  # the tools that responses can call
     sampling: SamplingParams
-    settings: dict[str, Any]  # JSON values of everything that determines responses and verdicts, except the weights
+    settings: dict[str, Any]  # everything that determines responses and verdicts, except the weights, as JSON values
     unreadable: dict[str, list[str]]  # dataset -> ids of questions whose reference answer the verifier cannot read
     notes: list[str]  # lines for the user
 
     @property
     def context(self) -> int:
-        """Total tokens of the longest prompt and the longest possible response."""
+        """Length in tokens of the longest prompt plus the longest possible response."""
         longest = max(len(prompt.token_ids) for batch in self.batches for prompt in batch.prompts)
         return longest + self.request.config.tools.total_tokens(self.sampling.max_new_tokens)
 
 
 def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
-    """Read, check and encode the data, and check that memory suffices."""
+    """Read, check and encode the data, and check that there is enough memory."""
     config = request.config
     device = choose_device(config.device)
     check_engine(config)
@@ -111,7 +111,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
 
 
 def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
-    """Return the number of prompts in a batch. Batches are smaller for long responses, so a kill loses less work."""
+    """Return the number of prompts per batch. With long responses, batches are smaller, so a kill loses less work."""
     return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_rollouts * max_new_tokens)))
 
 
@@ -123,7 +123,7 @@ def _render(
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
     """Return the prompts by dataset, and notes about dropped prompts and added instructions."""
     prompts_of: dict[str, list[Prompt]] = {}
-    names_of: dict[str, list[str]] = {}  # dataset names, by the text that a default template adds to their questions
+    names_of: dict[str, list[str]] = {}  # text that a default template adds -> names of the datasets
     notes: list[str] = []
     longest = request.config.data.max_prompt_tokens
     for source in sets:
@@ -148,7 +148,7 @@ def _render(
 def _response_limit(
     request: EvaluationRequest, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
 ) -> int:
-    """Return the response length limit: the user's, the run's, or the model's context up to the paper's."""
+    """Return the response length limit: the user's, the run's, or the context of the model, at most the paper's."""
     config = request.config
     if config.evaluation.max_new_tokens:
         return config.evaluation.max_new_tokens
@@ -253,11 +253,11 @@ def _source_settings(source: SourceQuestions, style: PromptFormat, prompts: Sequ
 
 
 def _unless_empty(**values: Any) -> dict[str, Any]:
-    """Return the values that are neither None, 0 nor empty."""
+    """Return the values that are not None, 0 or empty."""
     return {name: value for name, value in values.items() if value}
 
 
 def _function_sums(functions: Mapping[str, str]) -> dict[str, str]:
-    """Return the sizes and checksums of the files that contain the user's functions, by domain or setting."""
+    """Return the sizes and checksums of the files with the user's functions, by domain or setting."""
     files = {name: function_file(path) for name, path in functions.items()}
     return {name: size_and_sum(file) for name, file in files.items() if file is not None}

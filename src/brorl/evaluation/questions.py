@@ -1,6 +1,6 @@
 """Reads the questions of a recipe's sources before any model is loaded, and checks their reference answers.
 
-Training and evaluation read a source identically. Bad rows are errors. Questions that any source evaluates on are
+Training and evaluation read a source in the same way. Bad rows are errors. If any source evaluates on a question, it is
 removed from the training data of all sources.
 """
 
@@ -44,7 +44,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
 
 
 def read_sources(config: TrainConfig) -> list[SourceQuestions]:
-    """Read the sources of a recipe: first those to train on, with a fraction held out, then evaluation-only sources."""
+    """Read a recipe's sources: first training sources, with a fraction held out, then evaluation-only sources."""
     fraction = config.data.held_out_fraction
     sources = [read_questions(source, config, fraction, source.weight) for source in config.data.sources]
     if config.evaluation.num_prompts:
@@ -60,7 +60,7 @@ def first_repeated(names: Sequence[str]) -> str | None:
 
 
 def read_questions(source: Source, config: TrainConfig, held_out: float = 1.0, weight: float = 0.0) -> SourceQuestions:
-    """Read a source, and hold out a fraction of its questions. Puzzles always use `data.held_out_fraction`."""
+    """Read a source and hold out a fraction of its questions. For puzzles, it is always `data.held_out_fraction`."""
     data = config.data
     last = _last_evaluated(config)
     if isinstance(source, CountdownSource):
@@ -70,7 +70,7 @@ def read_questions(source: Source, config: TrainConfig, held_out: float = 1.0, w
         train, kept = (countdown_questions(side, source.label) for side in split)
         return SourceQuestions(source, train, kept[:last], weight, num_held_out=len(kept))
     if isinstance(source, GymSource):
-        from brorl.verification.gym.task import read_gym  # only the readers of a recipe's sources are imported
+        from brorl.verification.gym.task import read_gym  # import only the readers that the recipe's sources need
 
         settings = {"data.sources": data.sources, "evaluation.sources": config.evaluation.sources}
         places = [f"{name}[{i}]" for name, items in settings.items() for i, item in enumerate(items) if item is source]
@@ -86,7 +86,7 @@ def read_questions(source: Source, config: TrainConfig, held_out: float = 1.0, w
 
 
 def _last_evaluated(config: TrainConfig) -> int:
-    """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
+    """Return how many held-out questions per source are skipped or evaluated on; 0 without evaluation."""
     evaluation = config.evaluation
     return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0
 
@@ -114,7 +114,7 @@ def check_held_out(config: TrainConfig, sources: Sequence[SourceQuestions]) -> N
 
 
 def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
-    """Reject settings that name domains not in the data."""
+    """Reject settings that name domains missing from the data."""
     known = sorted({*domains})
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
@@ -130,7 +130,7 @@ def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
 
 
 def reading_lines(sources: Sequence[SourceQuestions]) -> list[str]:
-    """Return a line for each source whose layout dropped rows, and for each with commas in numbers."""
+    """Return a line for each source whose layout dropped rows, and for each source with commas in numbers."""
     return comma_lines(sources) + [
         f"{source.name}: {sum(source.dropped.values()):,} of {source.num_rows:,} rows were dropped "
         f"({reasons(source.dropped)})"
@@ -145,7 +145,7 @@ def comma_lines(sources: Sequence[SourceQuestions]) -> list[str]:
 
 
 def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig) -> list[str]:
-    """Return lines about prompts dropped as too long, and about training questions in the evaluation data."""
+    """Return lines about dropped prompts that are too long, and training questions that are in the evaluation data."""
     lines = []
     if num_too_long:
         maximum = counted(config.data.max_prompt_tokens or 0, "token")
@@ -165,7 +165,7 @@ def find_unreadable(
 ) -> dict[str, list[tuple[Question, str]]]:
     """Find questions whose reference answer no response can match.
 
-    In the user's own data such a question is an error. For public datasets, return it with the problem, by source.
+    In the user's data, such a question is an error. For public datasets, return the questions and problems by source.
     """
     check_references(verifiers, all_questions([source for source in sources if not source.published]))
     unreadable = {

@@ -1,9 +1,9 @@
-"""`brorl eval`: stored responses in batches of prompts, and the result as tables and JSON.
+"""`brorl eval`: responses stored in batches of prompts, and the result as tables and JSON.
 
 Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response; its metadata contains the counts
-for each prompt. A file gets its name once it is complete, and the responses of a batch depend only on the batch. So a
-stored batch is never sampled again, and a resumed evaluation equals an uninterrupted one. A folder that contains a
-different evaluation, or other files, is rejected.
+for each prompt. A file gets its final name once it is complete, and a batch's responses depend only on the batch. So a
+stored batch is never sampled again, and a resumed evaluation gives the same result as an uninterrupted one. A folder
+with a different evaluation, or with other files, is rejected.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _RERUN = "rerun the command"
 
 @dataclass(frozen=True)
 class ResponseStore:
-    """The folder of an evaluation."""
+    """An evaluation's folder."""
 
     path: Path  # must exist
 
     @property
     def settings_file(self) -> Path:
-        """File with the settings of the evaluation."""
+        """File with the evaluation's settings."""
         return self.path / "settings.json"
 
     @property
@@ -58,7 +58,7 @@ class ResponseStore:
     def check(self, settings: Mapping[str, Any], complete: bool = False) -> None:
         """Check that the folder is empty or contains an evaluation with these settings.
 
-        Unless `settings` is `complete`, the folder may have additional settings.
+        Unless `settings` is `complete`, the stored evaluation may have additional settings.
         """
         if not self.settings_file.is_file():
             names = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
@@ -90,7 +90,7 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store this process's versions, machine and command. A different machine may continue the evaluation."""
+        """Store this process's versions, machine and command. An evaluation may resume on a different machine."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
@@ -103,7 +103,7 @@ class ResponseStore:
         return sessions
 
     def file_of(self, number: int) -> Path:
-        """Return the file of a batch, numbered from 0."""
+        """Return a batch's file; batches are numbered from 0."""
         return self.responses / f"part-{number:05d}.parquet"
 
     @property
@@ -112,7 +112,7 @@ class ResponseStore:
         return sum(1 for _ in self.responses.glob("part-*.parquet"))
 
     def read(self, number: int, batch: PromptBatch) -> BatchCounts | None:
-        """Return the counts of a batch, or None if it is not stored."""
+        """Return a stored batch's counts, or None if the batch is not stored."""
         file = self.file_of(number)
         if not file.is_file():
             return None
@@ -127,7 +127,7 @@ class ResponseStore:
         return BatchCounts(prompts, seconds)
 
     def write(self, number: int, source: str, grader: Grader, groups: Sequence[Group], counts: BatchCounts) -> None:
-        """Store a batch on disk, or raise an error if most of its responses could not be verified."""
+        """Store a batch on disk. Raise an error if most of its responses could not be verified."""
         _check_verified(groups)
         metadata = {"results": [asdict(prompt) for prompt in counts.prompts], "seconds": counts.seconds}
         with_texts = [replace(group, texts=grader.texts(group)) for group in groups]
@@ -161,7 +161,7 @@ def evaluate_batches(
     store: ResponseStore,
     echo: Echo = lambda _: None,
 ) -> list[BatchCounts]:
-    """Evaluate the batches not yet stored, and report progress after each. Return the counts of all batches."""
+    """Evaluate the batches not stored yet, and report progress after each. Return the counts of all batches."""
     counts_of = {number: counts for number, batch in enumerate(batches) if (counts := store.read(number, batch))}
     missing = [number for number in range(len(batches)) if number not in counts_of]
     left = sum(len(batches[number].prompts) for number in missing)
@@ -178,7 +178,7 @@ def evaluate_batches(
 
 
 def _progress(batches: Sequence[PromptBatch], counts_of: Mapping[int, BatchCounts], number: int) -> str:
-    """Return the progress and pass@1 of a batch's dataset, and the speed of the batch."""
+    """Return a line with progress and pass@1 for a batch's dataset, and the batch's speed."""
     source = batches[number].source
     num_prompts = sum(len(batch.prompts) for batch in batches if batch.source == source)
     prompts = [prompt for i, counts in counts_of.items() if batches[i].source == source for prompt in counts.prompts]
@@ -195,18 +195,18 @@ _ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages"
 
 @dataclass(frozen=True)
 class EvaluationResult(Result):
-    """The result of an evaluation."""
+    """An evaluation's result."""
 
     path: Path  # folder with `evaluation.json` and every response
     overall: Summary  # pass@k with 95% intervals, and totals, over all prompts
-    by_source: dict[str, Summary]  # the same per dataset, in the given order
+    by_source: dict[str, Summary]  # the same per dataset, in the order given
     by_domain: dict[str, Summary]  # the same per domain, in alphabetical order
     prompts: Sequence[PromptCounts]  # the counts of every prompt
     settings: Mapping[str, Any]  # everything that the responses depend on
     # ids of questions whose reference answer the verifier cannot read, by dataset
     unreadable: Mapping[str, Sequence[str]]
     sessions: Sequence[Mapping[str, Any]]  # versions, machine and command of each process that sampled
-    # differences from the settings of the run's own evaluations; empty if there are none, or no run
+    # differences from the settings of the run's own evaluations; empty if nothing differs or there is no run
     differences: Sequence[str] = ()
 
     @classmethod
@@ -225,7 +225,7 @@ class EvaluationResult(Result):
         )
 
     def parts(self) -> Iterator[Table | str]:
-        """Yield the tables, the remarks, the files, and the differences from the run's own evaluations."""
+        """Yield the tables, remarks, files, and differences from the run's own evaluations."""
         for table in (pass_table(self), response_table(self)):
             yield from ("", table)
         yield from (f"- {remark}" for remark in remarks(self))
@@ -267,7 +267,7 @@ def pass_table(result: EvaluationResult) -> Table:
 
 
 def response_table(result: EvaluationResult) -> Table:
-    """Return the table of response counts, lengths and costs, with turns and tool results if there are any."""
+    """Return the table of response counts, lengths and costs, plus turns and tool results if tools were called."""
     called = result.overall.calling_turns > 0
     more = ("given", "turns") if called else ()
     return Table(

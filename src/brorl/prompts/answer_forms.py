@@ -1,4 +1,4 @@
-r"""Finds the form of answer that a question asks for, and the last `\boxed{...}` in a text, in linear time.
+r"""Finds the answer form that a question asks for, and the last `\boxed{...}` in a string, in linear time.
 
 A form counts only if the question asks for it; a heading `#### Task` or a mention of answers does not.
 """
@@ -14,7 +14,7 @@ _MOSTLY = 0.9  # at least this fraction of the questions must ask for a form
 
 
 class AnswerForm(NamedTuple):
-    r"""A form of answer: `\boxed{7}` has `\boxed{` before the answer and `}` after it."""
+    r"""An answer form: `\boxed{7}` has `\boxed{` before the answer and `}` after it."""
 
     name: str  # for messages
     before: str
@@ -26,7 +26,7 @@ class AnswerForm(NamedTuple):
 
 
 ALONE = AnswerForm("alone", "", "")
-"""The answer with no other text."""
+"""The answer and nothing else."""
 _WORD = r"\b(?:answers?|results?|solutions?|responses?|number|letter|option|choice|value|output)\b"
 _REPLY = r"(?:reply|answer|respond|return|output|give|write|print|provide|state|produce|say|send)"
 _NOTHING_ELSE = r"(?:only|just|solely|exclusively|nothing (?:else|but|more)|no other (?:text|words?))"
@@ -68,9 +68,9 @@ _FORMS = (
 
 
 def answer_forms(text: str) -> list[AnswerForm]:
-    """Return the forms of answer that a text asks for, in a fixed order; none for most questions."""
+    """Return the answer forms that a question asks for, in a fixed order; most questions ask for none."""
     forms = [form for form, pattern in _FORMS if pattern.search(text)]
-    # ALONE next to a named form means only the answer, in that form
+    # ALONE together with a named form means only the answer, in that form
     return [form for form in forms if form.before or len(forms) == 1]
 
 
@@ -87,7 +87,7 @@ _BRACE = re.compile(rf"{_OPEN.pattern}|\\(?!\\(?:boxed|fbox)).|[{{}}]", re.DOTAL
 
 
 class Box(NamedTuple):
-    """A box in a text."""
+    """A box in a string."""
 
     start: int  # index of the backslash
     end: int  # index after the closing brace
@@ -101,7 +101,7 @@ def last_box(text: str) -> str | None:
 
 
 def find_last_box(text: str) -> Box | None:
-    r"""Return the last complete `\boxed{...}` or `\fbox{...}` that is not inside another one, or None."""
+    r"""Return the last complete `\boxed{...}` or `\fbox{...}` that is not nested in another, or None."""
     last: tuple[int, int, int] | None = None
     first = _OPEN.search(text)
     boxes: list[tuple[int, int] | None] = []  # stack of open braces: (start, end) of `\boxed{`, None for a plain `{`
@@ -109,7 +109,7 @@ def find_last_box(text: str) -> Box | None:
         if match[0].endswith("{") and match[0] != "\\{":
             boxes.append(match.span() if len(match[0]) > 1 else None)
         elif match[0] == "}" and boxes and (box := boxes.pop()):
-            last = (*box, match.end())  # a box that closes later contains the earlier ones, or follows them
+            last = (*box, match.end())  # a box that closes later contains or follows the earlier ones
     return last and Box(last[0], last[2], text[last[1] : last[2] - 1])
 
 
@@ -117,9 +117,9 @@ _TWO_WORDS = re.compile(r"[^\W\d_]{2}\W+[^\W\d_]{2}")
 
 
 def surrounds_answer(text: str) -> bool:
-    """Return whether a text contains an answer rather than being one.
+    """Return whether a string contains an answer rather than being one.
 
-    Such a text has words before a box, begins with a thought, or is a list of texts.
+    Such a string has words before a box, begins with a thought, or is a list of strings.
     """
     box = _OPEN.search(text)
     is_solution = box is not None and _TWO_WORDS.search(text, 0, box.start()) is not None
@@ -127,5 +127,5 @@ def surrounds_answer(text: str) -> bool:
 
 
 def has_open_box(text: str) -> bool:
-    r"""Return whether a text contains `\boxed{` or `\fbox{`. If no box is complete, the text is truncated."""
+    r"""Return whether a string contains `\boxed{` or `\fbox{`. If no box is complete, the string is truncated."""
     return _OPEN.search(text) is not None

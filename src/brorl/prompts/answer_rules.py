@@ -12,14 +12,14 @@ from brorl.prompts.countdown import is_countdown_reference
 from brorl.prompts.question import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 
 _MOSTLY = 0.9
-_MAX_ANSWER_LENGTH = 200  # characters; a longer text is a solution, not an answer
-_MAX_WORDS = 6  # a text with more words can be phrased in many ways
+_MAX_ANSWER_LENGTH = 200  # characters; anything longer is a solution, not an answer
+_MAX_WORDS = 6  # a longer answer can be phrased in many ways
 _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}([/.-])\d{1,2}\1(?:19|20)\d\d")
 
 
 def looks_mathematical(text: str) -> bool:
-    """Return whether an answer is a number, a formula, or an option's letter, but not a date (a subtraction)."""
+    """Return whether an answer is a number, a formula or an option letter, but not a date (a subtraction)."""
     if _is_solution(text) or _DATE.fullmatch(text):
         return False
     if "\\" in text or re.fullmatch(r"\(?[A-J]\)?", text):
@@ -29,7 +29,7 @@ def looks_mathematical(text: str) -> bool:
 
 
 def _is_short(text: str) -> bool:
-    """Return whether an answer is short enough for a response to give it word for word."""
+    """Return whether an answer is short enough for a response to match it word for word."""
     return len(text.split()) <= _MAX_WORDS and len(text) <= _MAX_ANSWER_LENGTH and not _DATE.fullmatch(text)
 
 
@@ -38,11 +38,11 @@ def _is_solution(text: str) -> bool:
 
 
 class AnswerRule(NamedTuple):
-    """A rule that maps a form of answers to the verifier that reads them."""
+    """A rule that chooses the verifier for answers of one form."""
 
-    domain: str  # domain of the verifier
+    domain: str  # the verifier's domain
     fits: Callable[[str], bool]  # whether an answer has the form
-    share: float  # minimum fraction of answers that must have it
+    share: float  # minimum fraction of answers with the form
     reason: str  # shown to the user
     words: tuple[str, ...] = ()  # all possible answers
 
@@ -64,9 +64,9 @@ _RULES = (
 def find_domain(
     path: str, column: str, answers: Sequence[str], given: str | None = None
 ) -> tuple[str, str, tuple[str, ...]]:
-    """Return the domain of the answers in a file's column, the reason, and the words if all answers are such words.
+    """Return the domain of a column's answers, the reason, and the possible answers if they are words such as yes, no.
 
-    If no rule fits and no domain is given, a `UserError` says what to do.
+    If no rule fits and no domain is given, a `UserError` explains what to do.
     """
     rule = next(
         (rule for rule in _RULES if answers and sum(map(rule.fits, answers)) >= rule.share * len(answers)), None

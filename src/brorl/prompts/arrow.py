@@ -1,7 +1,7 @@
 """Reads Arrow batches as rows: Parquet files, saved datasets and in-memory tables.
 
 A narrow float becomes its printed decimal, 0.1 instead of 0.10000000149. A class index becomes the class name, which
-`datasets` stores with the schema. Both also apply inside lists and objects.
+`datasets` stores with the schema. Values inside lists and objects are converted too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def arrow_rows(
 ) -> Iterator[Row]:
     """Yield the rows of Arrow batches, with locations that begin with `name`.
 
-    `columns` are the names of all columns (None: those of the batches), and `wanted` those to read (None: all).
+    `columns` names all columns (None: those of the batches), and `wanted` the columns to read (None: all).
     """
     number = 0
     for batch in batches:
@@ -46,7 +46,7 @@ def arrow_rows(
 
 
 def printed(value: Any, kind: str) -> Any:
-    """Return a float of a type such as `float32`, or lists of them, as printed decimals; other values unchanged."""
+    """Return a narrow float (such as `float32`), or lists of them, as printed decimals; other values unchanged."""
     narrow = _NARROW.get(kind.rpartition(".")[2].partition("[")[0].lower())  # torch.float32, float[pyarrow]
     if isinstance(value, list):
         return [printed(item, kind) for item in value]
@@ -63,7 +63,7 @@ def _features(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
 
 
 def _conversion(kind: pa.DataType, feature: Any) -> Convert | None:
-    """Return a function that converts values of an Arrow type; None if they stay unchanged."""
+    """Return a function that converts values of an Arrow type, or None if they need no conversion."""
     import pyarrow as pa
 
     feature = feature if isinstance(feature, dict) else {}

@@ -1,7 +1,7 @@
-"""The tests of a programming question, which decide whether an answer is correct.
+"""A programming question's tests, which decide whether an answer is correct.
 
 There are three kinds: program runs with standard input and output, function calls, and test code with assertions. Cases
-are JSON values. Test code stays text and is not executed here.
+are JSON values. Test code is stored as text and not executed here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class StdinCases:
     inputs: tuple[str, ...]  # standard input of each case; at least one case
     outputs: tuple[str, ...]  # expected standard output of each case
     # `tokens` splits at white space. `lines` compares line by line, ignoring white space around each line and around
-    # the whole text. `exact` ignores only a single final line break.
+    # the whole output. `exact` ignores only a single final line break.
     compare: OutputRule = "tokens"
     # None compares text. 0 also accepts other notations of the same number: 1.50 for 1.5. A larger value is the
-    # permitted error of a number, absolute up to 1 and relative above. Expected integers do not get a relative error.
+    # permitted error: absolute for numbers up to 1, relative above. Integers are not allowed a relative error.
     tolerance: float | None = None
     ignore_case: bool = False
 
@@ -40,7 +40,7 @@ class StdinCases:
 
 @dataclass(frozen=True)
 class CallCases:
-    """Calls to one function. Arguments and expected values are JSON values."""
+    """Calls to a single function. Arguments and expected values are JSON values."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
@@ -70,12 +70,12 @@ class CallCases:
 
 @dataclass(frozen=True)
 class TestCode:
-    """Python code that calls a function of the answer and raises an AssertionError if a value is wrong."""
+    """Python code that calls a function from the answer and raises an AssertionError if a value is wrong."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
     __test__ = False  # keeps pytest from collecting the class because of its name
 
-    function: str  # the name that the code calls the function by, unless it uses `candidate`
+    function: str  # the function's name in the code, unless the code calls it `candidate`
     code: str  # needs only the standard library and numpy's `allclose`
 
     def __post_init__(self) -> None:
@@ -112,9 +112,9 @@ class CodeTests:
     """The tests of one question."""
 
     tests: StdinCases | CallCases | TestCode
-    # The dataset's time limit per case, meant for a compiled language; None if it does not state one.
+    # The dataset's time limit per case, meant for compiled languages; None if the dataset sets no limit.
     time_limit_s: float | None = None
-    memory_bytes: float | None = None  # the dataset's memory limit; None if it does not state one
+    memory_bytes: float | None = None  # the dataset's memory limit; None if the dataset sets no limit
     prelude: str = ""  # code that runs before the answer, such as the imports that the dataset's own judge adds
     # A passing answer for testing the verifier; None if the dataset does not have one in Python 3.
     solution: str | None = None
@@ -133,7 +133,7 @@ class CodeTests:
 
     @staticmethod
     def from_text(text: str) -> CodeTests:
-        """Parse the result of `to_text`. Any other text raises a `ValueError` that names the problem."""
+        """Parse the result of `to_text`. Anything else raises a `ValueError` that names the problem."""
         stored = {name: value for name, value in vars(read_json(_Stored, text, _FORM)).items() if value is not None}
         kinds = [name for name in _KINDS.values() if name in stored]
         if len(kinds) != 1:

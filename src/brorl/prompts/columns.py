@@ -1,4 +1,4 @@
-"""Reads a question from the columns of a row that its source names; public datasets have layouts instead.
+"""Reads a question from the columns that the source's settings name; public datasets have layouts instead.
 
 A row without a question or an answer is an error that names the column and the fix.
 """
@@ -78,13 +78,13 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
 
 
 def read_key(row: Row, source: FileSource) -> str:
-    """Return the part of a question's id after the source's name: the row's id column, or its number."""
+    """Return the part of a question's id after the source's name: the row's id column, or else the row number."""
     column = source.id_column
     return _text(_cell(row, source, "id_column"), column, "an id is a string or a number") if column else row.key
 
 
 def conversation(value: Any) -> list[Any] | None:
-    """Return the messages in a value, which is a list or its JSON text; None for any other value."""
+    """Return the messages in a list or in a JSON list; None for any other value."""
     messages = decoded(value)
     if not isinstance(messages, list) or not messages:
         return None
@@ -92,9 +92,9 @@ def conversation(value: Any) -> list[Any] | None:
 
 
 def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
-    """Split off a final assistant message, the answer. Return the other messages and the answer, or None.
+    """Split off the answer, a final assistant message. Return the other messages and the answer (None if missing).
 
-    Demonstration datasets have the answer in the conversation, but the model must not read it.
+    Demonstration datasets include the answer in the conversation, but the model must not read it.
     """
     *asked, last = messages or [None]
     is_answer = isinstance(last, Mapping) and last.get("role") == "assistant"
@@ -102,7 +102,7 @@ def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _context(row: Row, source: FileSource) -> list[str]:
-    """Return the texts before the question. A row may have none."""
+    """Return the strings to show before the question. A row may have none."""
     column = source.context_column
     value = None if column is None else _cell(row, source, "context_column")
     texts = [text for text in (value if isinstance(value, list) else [value]) if not is_missing(text)]
@@ -135,7 +135,7 @@ def _reference(row: Row, source: FileSource) -> str:
 
 
 def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[str, str]:
-    """Return the question with its options below it, and a reference that names the right option."""
+    """Return the question followed by its options, and a reference that names the right option."""
     cells = [_cell(row, source, "options_column", name) for name in source.options_column]
     answer = _cell(row, source, "answer_column")
     options = read_options(cells)
@@ -159,13 +159,13 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
 
 
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
-    """Return a row's value in the column that a setting names. If there is none, the error suggests a similar one."""
+    """Return a row's value in the column that a setting names. If the column is missing, the error suggests another."""
     column = column or str(getattr(source, setting))
     with suppress(KeyError):
         return cell_of(row.values, column)
     taken = {source.prompt_column, source.answer_column, source.id_column, source.domain_column}
     lower = {name.lower(): name for name in reversed(row.columns) if name not in taken}
-    # the same name in a different case, a common name, or a similarly spelled name
+    # the same name in a different case, a common name, or a similar spelling
     names = (column.lower(), *USUAL_NAMES.get(setting, ()), *difflib.get_close_matches(column.lower(), lower, n=1))
     meant = next((lower[name] for name in names if name in lower), None)
     advice = source_setting(setting, meant) if meant else f"{source_setting(setting)} to one of them"

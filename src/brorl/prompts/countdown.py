@@ -1,4 +1,4 @@
-"""Countdown puzzles, the built-in task: make a target from given numbers. The seeded split is by sets of numbers."""
+"""Countdown puzzles, the built-in task: make a target from given numbers. A seeded split holds out sets of numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
 from brorl.seeds import uniform_hash
 
-# A rational number as (numerator, denominator), reduced, with positive denominator. Ten times faster than Fraction.
+# A reduced fraction as (numerator, denominator), with a positive denominator. Ten times as fast as Fraction.
 _Rational = tuple[int, int]
 
 
@@ -55,7 +55,7 @@ class CountdownPuzzle:
     @classmethod
     @lru_cache(maxsize=4096)
     def from_reference(cls, reference: str) -> Self:
-        """Parse the one-line form of a puzzle. Any other text raises a `ValueError`."""
+        """Parse the one-line form of a puzzle. Any other string raises a `ValueError`."""
         numbers, arrow, target = reference.partition(" -> ")
         try:
             if not arrow:
@@ -77,7 +77,7 @@ def is_countdown_reference(reference: str) -> bool:
 
 
 def _expression(terms: Sequence[tuple[Fraction, str]], target: int) -> str | None:
-    """Combine pairs of terms in every way until a single term remains that equals the target."""
+    """Combine terms pairwise, in every way, until one remaining term equals the target."""
     if len(terms) == 1:
         return terms[0][1] if terms[0][0] == target else None
     for i, j in permutations(range(len(terms)), 2):
@@ -94,7 +94,7 @@ def _expression(terms: Sequence[tuple[Fraction, str]], target: int) -> str | Non
 def countdown_puzzles(num_numbers: int, max_number: int, targets: range) -> list[CountdownPuzzle]:
     """List all solvable puzzles: every multiset of `num_numbers` (1 to 5) numbers, with every target it can reach.
 
-    Numbers are 1 to `max_number`. Each additional number takes about a hundred times as long.
+    Numbers are 1 to `max_number`. Each additional number makes this about a hundred times slower.
     """
     reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
     puzzles: list[CountdownPuzzle] = []
@@ -108,7 +108,7 @@ def countdown_puzzles(num_numbers: int, max_number: int, targets: range) -> list
 def _reachable_values(
     numbers: tuple[int, ...], memo: dict[tuple[int, ...], frozenset[_Rational]]
 ) -> frozenset[_Rational]:
-    """Return the values of all expressions that use each number once, by dynamic programming in `memo`."""
+    """Return the values of all expressions that use each number once, by dynamic programming over `memo`."""
     if len(numbers) == 1:
         return frozenset({(numbers[0], 1)})
     if numbers in memo:
@@ -137,7 +137,7 @@ def _reachable_values(
 def split_countdown(
     puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int
 ) -> tuple[list[CountdownPuzzle], list[CountdownPuzzle]]:
-    """Split distinct puzzles into training and held-out ones, by a hash of their multiset of numbers.
+    """Split distinct puzzles into training and held-out puzzles, by a hash of their multiset of numbers.
 
     Training never sees held-out multisets. The held-out puzzles are shuffled with the seed, so the first k are a
     uniform sample.

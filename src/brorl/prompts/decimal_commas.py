@@ -1,13 +1,13 @@
 r"""Distinguishes decimal commas from lists and thousands: `32,5` is 32.5, `32, 5` a list, and `32,500` a whole number.
 
-A comma between digits with no space may be a decimal comma, unless
+A comma directly between two digits may be a decimal comma, unless
 
 - it groups thousands: one to three digits without a leading zero, then groups of three (`1,234`),
 - it is one of several in a row (`1,2,3`), or
 - it is inside brackets, where it separates items (`(2,5)`), unless `;` separates them: `(2,5; 3,5)`.
 
-On its own, such a text is ambiguous: `2,5` is 2.5, or 2 and 5. It is certainly a decimal if the list would be strange
-because its numbers do not ascend (`32,5`) or one begins with 0 (`3,05`). The column's other texts decide the rest.
+On its own, such a string is ambiguous: `2,5` is 2.5, or 2 and 5. It is certainly a decimal if the list would look odd
+because its numbers do not ascend (`32,5`) or one begins with 0 (`3,05`). The column's other values decide the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMED = re.compile(r"[A-Za-z]\w*\s*=\s*|[-+\s$]|\N{MINUS SIGN}")
 _SEVERAL = re.compile(r"\d,\s+-?\d|\d,-|\d,\d+,\d(?!\d\d(?!\d))")
 _POINT = re.compile(r"(?<![\d.])\d+\.(?!\d{3}(?!\d))\d+(?![\d.])|(?<![\d.])0\.\d+")
 
-_MAX_COMMAS = 40  # texts with more commas are not rewritten with decimal points
+_MAX_COMMAS = 40  # strings with more commas are left unchanged
 
 Reading = Literal["decimal", "list"]
 
@@ -34,12 +34,12 @@ Reading = Literal["decimal", "list"]
 class ColumnReading(NamedTuple):
     """How to read the commas between digits in a column."""
 
-    reading: Reading | None  # None if the texts do not decide
-    num_texts: int  # number of texts with such a comma
+    reading: Reading | None  # None if the column's values do not decide
+    num_texts: int  # number of values with such a comma
     example: str
 
     def write(self, text: str) -> str:
-        """Rewrite a text of the column so that it is unambiguous: `32,5` -> `32.5`, or `32, 5` for a list."""
+        """Rewrite a value of the column unambiguously: `32,5` -> `32.5`, or `32, 5` for a list."""
         if self.reading is None:
             return text
         mark = "." if self.reading == "decimal" else ", "
@@ -47,9 +47,9 @@ class ColumnReading(NamedTuple):
 
 
 def column_reading(texts: Sequence[str]) -> ColumnReading | None:
-    """Return how to read a column's commas; None if no text has a possible decimal comma.
+    """Return how to read a column's commas; None if no value has a possible decimal comma.
 
-    A text that is certainly a decimal decides, unless others have decimal points, or are lists of three or with spaces.
+    One certain decimal decides, unless other values have decimal points, or are lists with spaces or of three items.
     """
     with_comma = [text for text in texts if "," in text and with_points(text) is not None]
     if not with_comma:
@@ -61,7 +61,7 @@ def column_reading(texts: Sequence[str]) -> ColumnReading | None:
 
 
 def comma_line(commas: ColumnReading) -> str:
-    """Return a line that says how the commas in a column's answers are read."""
+    """Return a line that explains how the commas in a column's answers are read."""
     answers, example = f"the commas in {commas.num_texts:,} answers", f"such as {commas.example[:60]!r}"
     if commas.reading is None:
         return f"{answers}, {example}, can be decimal commas or separate two numbers: write 2.5, or 2, 5 with a space"
@@ -70,7 +70,7 @@ def comma_line(commas: ColumnReading) -> str:
 
 
 def with_points(text: str) -> str | None:
-    """Return a text with points for its possible decimal commas: `x = 2,5` -> `x = 2.5`; None if there are none."""
+    """Replace possible decimal commas with points: `x = 2,5` -> `x = 2.5`. Return None if there are none."""
     if text.count(",") > _MAX_COMMAS:
         return None
     if "," not in text:
@@ -79,7 +79,7 @@ def with_points(text: str) -> str | None:
 
 
 def has_decimal_comma(text: str) -> bool:
-    """Return whether a text is certainly one number with a decimal comma: `32,5`, `1.234,5`, but not `2,5`."""
+    """Return whether a string is certainly one number with a decimal comma: `32,5`, `1.234,5`, but not `2,5`."""
     match = _COMMA.search(text) if "," in text else None
     if match is None or text.count(",") > 1 or _is_in_brackets(text, match.start()):
         return False
@@ -91,7 +91,7 @@ def has_decimal_comma(text: str) -> bool:
 
 
 def _replaced(text: str, mark: str, thousands: bool) -> str | None:
-    """Replace each possible decimal comma by `mark`; None if there are none."""
+    """Replace each possible decimal comma with `mark`. Return None if there are none."""
     pieces: list[str] = []
     at = 0
     for match in _COMMA.finditer(text):
@@ -103,7 +103,7 @@ def _replaced(text: str, mark: str, thousands: bool) -> str | None:
 
 
 def _without_dots(text: str) -> str | None:
-    """Return `1.234.567` as `1234567`; None for other texts."""
+    """Return `1.234.567` as `1234567`; None for other strings."""
     plain = _DOTTED.sub(lambda match: match[0].replace(".", ""), text)
     return None if plain == text else plain
 

@@ -1,6 +1,6 @@
 """Reads a source's questions from the rows of files or of a dataset; a repeated question is kept once.
 
-A bad row is an error that names the file, line, column and fix. A layout drops and counts bad rows instead.
+A bad row is an error that names the file, line, column and fix. With a layout, bad rows are dropped and counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
 
     A question repeated with the same answer is kept once. With a layout, a question repeated with a different answer is
     dropped along with all its rows. Ids are `name:number`, `name:file:number` if there are several files, or `name:id`
-    with an id column. The column `reward_model.ground_truth` means the key `ground_truth` inside the column
+    with an id column. A column setting `reward_model.ground_truth` means the key `ground_truth` inside the column
     `reward_model`, unless a column has that full name.
     """
     layout = find_layout(source.layout)
@@ -126,9 +126,9 @@ def _repeated_ids(questions: Sequence[Question], source: FileSource) -> list[_Ba
 
 
 def _problems(bad: Sequence[_BadRow], path: str, num_rows: int) -> str:
-    """Return one message about all unusable rows, grouped by problem.
+    """Return a single message about all unusable rows, grouped by problem.
 
-    A problem shared by all `num_rows` rows comes from the settings, so only the first row is named.
+    A problem shared by all `num_rows` rows comes from the settings, so the message names only the first row.
     """
     rows_of: dict[str, list[str]] = {}  # problem -> rows
     for location, problem in bad:
@@ -147,9 +147,9 @@ def _problems(bad: Sequence[_BadRow], path: str, num_rows: int) -> str:
 
 
 def read_commas(source: SourceQuestions, domains: Collection[str]) -> SourceQuestions:
-    """Rewrite answers so that their commas are unambiguous. All answers together decide how to read them.
+    """Rewrite answers with unambiguous commas. All answers together decide how to read the commas.
 
-    Only mathematics and science among `domains` are affected: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` is 2.5.
+    Only mathematics and science in `domains` are affected: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` is 2.5.
     """
     meant = {MATH_DOMAIN, SCIENCE_DOMAIN}.intersection(domains)
 
@@ -170,7 +170,7 @@ def read_commas(source: SourceQuestions, domains: Collection[str]) -> SourceQues
 
 
 def check_first_row(source: FileSource) -> None:
-    """Check the layout and the first row of local files, to find a wrong path, column or layout early."""
+    """Check the layout and the first row of local files, to catch a wrong path, column or layout early."""
     find_layout(source.layout)
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
@@ -179,7 +179,7 @@ def check_first_row(source: FileSource) -> None:
 
 
 def _wanted(source: FileSource) -> set[str] | None:
-    """Return the columns to read, None for all. A key inside a column, `column.key`, also needs `column`."""
+    """Return the columns to read, or None for all. Reading a key inside a column, `column.key`, also needs `column`."""
     if source.domain == ENVIRONMENT_DOMAIN or (source.domain_column and not source.layout):
         return None  # an environment needs whole rows, and a domain column may name that domain
     columns: tuple[str | None, ...]

@@ -1,6 +1,6 @@
 """Guesses how to read a data file: its layout, or its columns and the verifier for its answers.
 
-If nothing is clear, a `UserError` names the columns and the setting to give.
+If the guess is unclear, a `UserError` lists the columns and names the setting to add.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _CONTEXTS = (
     "context", "passage", "article", "paragraph", "story", "document", "premise", "body", "background", "scenario",
     "situation", "narrative", "dialogue", "excerpt", "table",
 )  # fmt: skip
-"""Names of columns with text that the question is about."""
+"""Common names of columns with text that the question is about."""
 _INSTRUCTION, _INSTRUCTION_CONTEXT = "instruction", "input"
-"""If the question is in the first column, its context is in the second."""
+"""If the question is in the column `instruction`, its context is in the column `input`."""
 _CLASSES = ("label", "labels", "class", "category")
 """Names of columns that may contain class indices."""
 _NOT_ASKED = re.compile(
     r"sol|ration|expl|reason|cot|proof|messag|conversation|respon|completion|answer|generat|th(?:ought|ink)|test|hint|"
     r"step|decompos|meta|info|source|url|equation|program|code_|prompt|^exp$|^id$|_id$|wrong|distract"
 )
-"""In the names of columns with the answer, its derivation, or the row's origin."""
+"""Matches names of columns with the answer, its derivation, or the row's origin."""
 
 
 class Guess(NamedTuple):
     """The likely meaning of a file."""
 
     source: FileSource  # settings for reading the rows
-    domain: str  # determined by the layout, if there is one
+    domain: str  # set by the layout, if there is one
     example: str  # the first answer
     domain_reason: str
     words: tuple[str, ...] = ()  # the distinct answers, if all are words such as yes and no
@@ -64,10 +64,10 @@ def guess_meaning(
     options_column: Sequence[str] = (),
     first_option: int | None = None,
 ) -> Guess:
-    """Guess what the columns of a file, a folder or a dataset mean, keeping any given columns and domain.
+    """Guess what the columns of a file, a folder or a dataset mean. Columns and a domain that are given are kept.
 
     A layout is chosen if all its columns exist and it can read the rows. For mathematics, columns with clear names take
-    precedence over a layout. Option columns mean multiple-choice questions, unless the domain is not science.
+    precedence over a layout. Option columns mean multiple-choice questions, unless the given domain is not science.
     """
     rows = _first_rows(path)
     is_given = prompt_column or answer_column or domain or options_column
@@ -86,7 +86,7 @@ def guess_meaning(
 
 
 def _first_rows(path: str) -> list[Row]:
-    """Return the first readable rows. The others are reported when all questions are read."""
+    """Return the first readable rows. Unreadable rows are reported when all questions are read."""
     start = list(islice(read_rows(path, None, "train", None, with_bad=True), _ROWS))
     if not start:
         raise UserError(f"{path} is empty; it must contain at least one question with an answer")
@@ -106,7 +106,7 @@ def _present(rows: Sequence[Row], column: str) -> list[Any]:
 
 
 def _source(path: str, **settings: Any) -> FileSource:
-    """Return a source whose name has no colon, since question ids begin with `name:`."""
+    """Return a source, with colons removed from its name because question ids begin with `name:`."""
     stem = Path(split_revision(path)[0]).stem
     return FileSource(path=path, name=stem.replace(":", "-") if ":" in stem else None, **settings)
 
@@ -123,7 +123,7 @@ def _guess_layout(path: str, rows: Sequence[Row]) -> Guess | None:
 
 
 def _read_by(layout: Layout, rows: Sequence[Row]) -> list[Question]:
-    """Return the questions of the rows according to a layout; empty if it does not fit them."""
+    """Return the questions that a layout reads from the rows; empty if the layout does not fit."""
     questions: list[Question] = []
     for row in rows:
         try:
@@ -191,7 +191,7 @@ def _guess_columns(
 
 
 def _column(path: str, rows: Sequence[Row], setting: str, stated: str | None, taken: Collection[str]) -> str:
-    """Return the column for a setting: the given column, or the first one with a common name and suitable values."""
+    """Return the column for a setting: the one given, or the first with a common name and suitable values."""
     columns = ", ".join(rows[0].columns) or "none"
     if stated is not None:
         if {stated, stated.partition(".")[0]} & {*rows[0].columns}:
@@ -240,13 +240,13 @@ _NOUNS = {"prompt_column": "the question", "answer_column": "the reference answe
 
 
 def _own_answer(cell: Any) -> Any:
-    """Return the answer at the end of messages; None for other values."""
+    """Return the answer that ends a conversation; None for other values."""
     messages = conversation(cell)
     return without_answer(messages)[1] if messages else None
 
 
 def _answer_in(cell: Any) -> Any:
-    """Return the answer in a cell, which may also contain its aliases or a conversation that ends with it."""
+    """Return the answer in a cell, which may also hold aliases, or a conversation that ends with the answer."""
     if isinstance(cell, Mapping) and "value" in cell:
         return cell["value"]
     own = _own_answer(cell)
@@ -267,7 +267,7 @@ def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
 
 
 def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
-    """Add the column with the question's context, and the columns that are not read."""
+    """Add the context column and the unused columns to a guess."""
     source = guess.source
     taken = {source.prompt_column, source.answer_column, *source.options_column}
     taken |= {name.partition(".")[0] for name in taken}
@@ -285,7 +285,7 @@ def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
 
 
 def _context_column(rows: Sequence[Row], prompt_column: str, texts: Sequence[str]) -> str | None:
-    """Return the text column that is the question's context by its name, or None."""
+    """Return the text column whose name marks it as the question's context, or None."""
     names = (*_CONTEXTS, _INSTRUCTION_CONTEXT) if prompt_column.lower() == _INSTRUCTION else _CONTEXTS
     columns = [column for name in names for column in texts if column.lower() == name]
     return next((column for column in columns if _present(rows, column)), None)

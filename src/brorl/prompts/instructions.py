@@ -1,9 +1,9 @@
-"""The reference of an instruction-following question: the instructions that a response must follow.
+"""The reference for an instruction-following question: the instructions that a response must follow.
 
 These are the 25 kinds of IFEval (arXiv 2311.07911), with its ids and argument names, including `section_spliter`. The
-original replaces a missing or unusable argument with a random one; here it is an error. Some datasets need three
-extensions: a relation may also be `at most`, `exactly` or `around`, `number_paragraphs` may have a `divider`, and
-`constrained_response` may have `options`.
+original replaces a missing or unusable argument with a random one; here that is an error. There are three extensions
+for other datasets: a relation may also be `at most`, `exactly` or `around`, `number_paragraphs` may have a `divider`,
+and `constrained_response` may have `options`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_COUNT = 1_000_000
 
 
 def _count(value: Any, least: int = 0) -> int:
-    # Tables with missing values store whole numbers as floats.
+    # Tables with missing values store integers as floats.
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value):
         raise ValueError(f"must be a whole number, got {short_repr(value)}")
     if not least <= value <= _MAX_COUNT:
@@ -70,7 +70,7 @@ def _one_of(allowed: Sequence[str], value: Any) -> str:
 _word = partial(_text, must_be="one word without punctuation", form=r"[^\s.,?!'\"]+")
 _relation, _language = partial(_one_of, RELATIONS), partial(_one_of, LANGUAGES)
 
-# argument -> (function that validates and returns a value, or raises a ValueError; accepted values in words)
+# argument -> (function that returns a valid value or raises a ValueError; description of accepted values)
 _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Value], str]] = {
     name: (check, admits)
     for names, check, admits in (
@@ -180,7 +180,7 @@ class Instructions:
     """The instructions of one question."""
 
     instructions: tuple[Instruction, ...]  # at least one; a correct response follows all of them
-    # Whether a response may also follow an instruction only without its first or last line, or without asterisks.
+    # Whether a response may follow an instruction only once its first line, last line or asterisks are removed.
     loose: bool = False
 
     def __post_init__(self) -> None:

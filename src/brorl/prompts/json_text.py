@@ -20,7 +20,7 @@ JSON_NAMES = {
 
 
 def read_json(kind: Any, text: str, form: str) -> Any:
-    """Parse a dataclass from JSON text, strictly. Other text raises a `ValueError` with the problem and the `form`."""
+    """Parse a dataclass from JSON, strictly. Invalid text raises a `ValueError` with the problem and the `form`."""
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as errors:
@@ -45,7 +45,7 @@ _adapter = cache(TypeAdapter)
 
 
 def json_problem(error: Exception) -> str:
-    """Describe in a few words what `json` found wrong with a text."""
+    """Describe briefly what `json` found wrong with its input."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""Finds the columns with answer options, and the column that names the right one."""
+"""Finds the columns with answer options, and the column that names the right option."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOSTLY = 0.9  # at least this fraction of the rows must fit
 _NUMBERED = re.compile(r"(.*?)[ _.-]*\(?([A-Za-z]|[0-9]{1,2})\)?")  # `option_a`, `choice 1`, `(B)`
 _ORDERS = (tuple(ascii_lowercase), tuple(map(str, range(26))), tuple(map(str, range(1, 26))))
 
-# Column names by their letters: `rightanswer` stands for `Right answer`.
+# Column names are reduced to their letters: `rightanswer` stands for `Right answer`.
 _WRONG = re.compile(r"distractor|incorrect|wrong|false")  # only wrong options
 _CLEAR = re.compile(rf"choice|option|ending|candidate|alternative|^opts?$|^op$|{_WRONG.pattern}")
 _POSSIBLE = re.compile(r"answers?$|^ans$|^sol(?:ution)?s?$")  # may also contain spellings of one answer
@@ -37,7 +37,7 @@ class OptionGroup(NamedTuple):
 
     columns: tuple[str, ...]  # one column, or one column per option
     kinds: frozenset[Kind]  # the ways in which an answer may name an option
-    is_clear: bool  # whether the name can only mean options
+    is_clear: bool  # whether the names can only mean options
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class OptionGroup(NamedTuple):
 
 
 def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[OptionGroup]:
-    """Return groups of columns that look like options, clear names first; if columns are `given`, only those."""
+    """Return groups of columns that look like options, those with clear names first; only `given` columns, if any."""
     if given:
         return [OptionGroup(tuple(given), _EVERY_KIND, is_clear=True)]
 
@@ -68,21 +68,21 @@ def find_choice(
     answer: str | None,
     first: int | None,
 ) -> dict[str, Any] | None:
-    """Find a group of options, and the column whose answers name one of them.
+    """Find a group of options, and the column whose answers name one of the options.
 
     Args:
         path: The file, for messages.
-        rows: Its first rows.
-        every: All its rows; more are read only if the first ones do not show whether indices start at 0 or 1.
+        rows: The file's first rows.
+        every: All rows; more are read only if the first rows do not show whether indices start at 0 or 1.
         groups: Columns that look like options.
         answer: The answer column; None tries common names.
-        first: Index of the first option, 0 or 1; None if unknown.
+        first: The data's index of the first option, 0 or 1; None if unknown.
 
     Returns:
         The settings `answer_column`, `options_column` and `first_option`; None if the questions have no options.
 
     Raises:
-        UserError: If answers are ambiguous, or if columns can only be options but no answers name them.
+        UserError: If answers are ambiguous, or if columns are clearly options but no answers name them.
     """
     for group in groups:
         for column in [answer] if answer else _answer_columns(rows[0], group):
@@ -115,7 +115,7 @@ def _group(row: Row, columns: tuple[str, ...]) -> OptionGroup:
     is_clear = bool(_CLEAR.search(letters)) or (is_family and not letters)
     kinds: frozenset[Kind] = frozenset()
     if _WRONG.search(letters) and not is_family and not isinstance(row.cell(columns[0]), list):
-        pass  # wrong options in a single text cannot be combined with the right one
+        pass  # wrong options in a single string cannot be combined with the right option
     elif is_clear or (is_family and _POSSIBLE.search(letters)):
         kinds = _EVERY_KIND
     elif _POSSIBLE.search(letters):
@@ -132,7 +132,7 @@ def _answer_columns(row: Row, group: OptionGroup) -> list[str]:
 
 
 def _names(row: Row) -> list[str]:
-    """Return the names of columns, and of keys inside columns of objects as `column.key`."""
+    """Return the column names, and the keys inside object columns as `column.key`."""
     inside = [f"{name}.{key}" for name, value in row.values.items() if isinstance(value, Mapping) for key in value]
     return [*row.columns, *inside]
 
@@ -145,7 +145,7 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
             numbered.setdefault((match[1].lower(), match[2].isdigit()), {})[match[2].lower()] = name
     families: list[tuple[str, ...]] = []
     for (stem, _), names in numbered.items():
-        if len(names) < (2 if stem else 3):  # two columns named just a and b can be anything
+        if len(names) < (2 if stem else 3):  # two columns named just a and b could be anything
             continue
         orders = [order[: len(names)] for order in _ORDERS]
         families += [tuple(names[mark] for mark in order) for order in orders if {*order} == {*names}]
@@ -153,7 +153,7 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _letters(columns: Sequence[str]) -> str:
-    """Return the letters of the name that columns share: `option` for `option_a` and `option_b`."""
+    """Return the letters of the columns' shared name: `option` for `option_a` and `option_b`."""
     name = columns[-1] if len(columns) > 1 else columns[0].rpartition(".")[2]
     match = _NUMBERED.fullmatch(name) if len(columns) > 1 else None
     return re.sub(r"[^a-z]", "", (match[1] if match else name).lower())
@@ -173,9 +173,9 @@ def _pairs(rows: Iterable[Row], columns: Sequence[str], answer_column: str) -> I
 
 
 def _readings(pairs: Sequence[tuple[Options, Any]], kinds: frozenset[Kind], first: int | None) -> list[int | None]:
-    """Return each plausible reading of the answers, as the index of the first option; None means labels and texts.
+    """Return each plausible reading of the answers as the index of the first option; None means labels or option text.
 
-    In a plausible reading, nearly all answers name an option. Readings that name the same options are returned once.
+    In a plausible reading, nearly all answers name an option. Of readings that name the same options, one is returned.
     """
     if not pairs:
         return []
@@ -200,7 +200,7 @@ def _place(options: Options, answer: Any, first: int | None) -> int | None:
 
 
 def _first_index(pairs: Iterable[tuple[Options, Any]]) -> int | None:
-    """Return the index of the first option, decided by an answer of 0 or the number of options; None if undecided."""
+    """Return the index of the first option: 0 if an answer is 0, 1 if one is the number of options, None if neither."""
     for options, answer in pairs:
         index = whole_number(answer[0] if isinstance(answer, list) and answer else answer)
         if index in (0, len(options.texts)):

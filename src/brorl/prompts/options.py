@@ -1,4 +1,4 @@
-"""A row's options, in any form that datasets use, and the one that its answer names.
+"""A row's options, in any form that datasets use, and the option that the row's answer names.
 
 An ambiguous answer is an error.
 """
@@ -30,7 +30,7 @@ class Options(NamedTuple):
 def read_options(values: Sequence[Any]) -> Options | None:
     """Return the options in one column, or in one column per option; None if there are none.
 
-    Two columns may also contain one option and a list of the others. With several columns, text is always an option.
+    Two columns may also contain one option and a list of the others. With several columns, strings are always options.
     Trailing empty values are dropped. If all options begin with letters, those become labels: `(A) He` is `He` with the
     label A.
     """
@@ -75,7 +75,7 @@ def _first_value(option: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def right_option(options: Options, answer: Any, first: int | None) -> int:
-    """Return the index of the right option, from 0; raise a `ValueError` unless the answer names exactly one.
+    """Return the right option's index, counted from 0; raise a `ValueError` unless the answer names exactly one option.
 
     `first` is the data's index of the first option, 0 or 1; None if answers are not indices.
     """
@@ -99,13 +99,13 @@ def right_option(options: Options, answer: Any, first: int | None) -> int:
 
 
 def is_label(options: Options, answer: Any) -> bool:
-    """Return whether an answer is an option's label. A list that marks options with 0 and 1 counts as a label."""
+    """Return whether an answer is an option label. A list that marks options with 0 and 1 counts as a label."""
     value = _answer(options, answer)
     return isinstance(value, list) or len(_labeled(options, value)) == 1
 
 
 def _answer(options: Options, answer: Any) -> Any:
-    """Unpack an answer stored in a list: [x] becomes x, but [0, 1, 0], which marks three options, stays a list."""
+    """Unpack an answer stored in a list: [x] becomes x, but [0, 1, 0], with a mark per option, stays a list."""
     value = answer if isinstance(answer, str) and places(options.texts, answer) else decoded(answer)
     if not isinstance(value, list):
         return answer
@@ -119,7 +119,7 @@ def _labeled(options: Options, answer: Any) -> list[int]:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a whole number of at most three digits, given as a number or text; None for any other value."""
+    """Return an integer of at most three digits from a number or a string; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     match = re.fullmatch(r"\s*([0-9]{1,3})(?:\.0)?\s*", str(value))
@@ -127,7 +127,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
-    """Return a question with its options below it, and the `Choices` as its reference.
+    """Return a question followed by its options, with the `Choices` as its reference.
 
     The question and the seed determine the order of the options. A question that already shows the options with their
     letters is not changed.
@@ -145,7 +145,7 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
 
 
 def shows_options(text: str, options: Sequence[str]) -> bool:
-    """Return whether a text contains every option after its letter, such as `B. neon` or `(B) neon`."""
+    """Return whether a string contains every option after its letter, such as `B. neon` or `(B) neon`."""
     spelled = " ".join(text.split())
     return all(
         re.search(rf"(?<![A-Za-z]){letter}\W{{1,4}}{re.escape(' '.join(option.split()))}", spelled)

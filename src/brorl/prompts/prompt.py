@@ -9,11 +9,11 @@ from typing import Self
 
 import numpy as np
 
-_MAX_REFERENCE_LENGTH = 2_000  # store at most this many characters
+_MAX_REFERENCE_LENGTH = 2_000  # characters; longer references are shortened when stored
 
 
 class PromptIds(tuple[int, ...]):
-    """Token ids of a prompt that carry the prompt's row, because two games can begin with the same text.
+    """A prompt's token ids together with its data row, because two games can begin with the same text.
 
     Equality ignores the row.
     """
@@ -32,7 +32,7 @@ class PromptIds(tuple[int, ...]):
 
 
 def row_of(token_ids: Sequence[int]) -> str:
-    """Return the row that a prompt's ids carry; an empty string if there is none."""
+    """Return the row attached to a prompt's ids; an empty string if there is none."""
     return token_ids.row if isinstance(token_ids, PromptIds) else ""
 
 
@@ -41,7 +41,7 @@ class Prompt:
     """One question for the model."""
 
     id: str  # unique name, the same in every run
-    text: str  # the text that the model reads: the question with system prompt and template
+    text: str  # the model's input: the question with system prompt and template
     token_ids: tuple[int, ...]  # `text` as token ids; empty in stored rollouts, which are not sampled again
     reference: str  # the answer that the verifier of `domain` reads
     domain: str  # name of the verifier
@@ -50,7 +50,7 @@ class Prompt:
 
 
 def stored_reference(reference: str) -> str:
-    """Return a reference as stored with responses. A long one becomes its beginning, its length and a hash.
+    """Return a reference as it is stored with responses: if it is long, only its beginning, its length and a hash.
 
     Every response is stored with its reference, and a program's tests can take megabytes.
     """

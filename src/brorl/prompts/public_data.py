@@ -1,7 +1,7 @@
-"""Lists public datasets: the layouts that read their rows, and benchmarks with their sources.
+"""Lists the layouts that read public datasets, and the benchmarks with their sources.
 
 To add a layout, write a function in its domain's file and add a line here. A row that does not fit its layout is an
-error that names the row, the problem and any layout that fits.
+error that names the row, the problem and any layout that does fit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from brorl.storage import split_revision
 
 
 class Layout(NamedTuple):
-    """How to read the rows of some public datasets."""
+    """How to read the rows of public datasets with the same columns."""
 
     name: str  # the word that selects the layout in `data.sources[].layout`
     columns: tuple[str, ...]  # columns that `read` needs
     # Maps a row's cells, and a seed that shuffles options, to a question. Raises `DroppedRow`, or a ValueError
-    # with the problem if the row does not have this layout.
+    # that states the problem if the row does not have this layout.
     read: Callable[[Cells, int], Question]
     datasets: tuple[str, ...] = ()  # hub ids of datasets with this layout
-    optional: tuple[str, ...] = ()  # columns that `read` uses if a dataset has them
+    optional: tuple[str, ...] = ()  # columns that `read` uses if present
     only: tuple[tuple[str, str], ...] = ()  # (column, value): keep only rows with this value
     # Whether every row matters: a row without a question is an error, and a repeated row is a separate question.
     is_whole: bool = False
@@ -55,7 +55,7 @@ _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
 def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, datasets: str) -> Layout:
-    """Return a layout. `columns` lists `name`, `name?` if optional, or `name=value` to keep only those rows."""
+    """Return a layout. `columns` lists `name`, `name?` (optional) or `name=value` (keep only rows with the value)."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
     only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
@@ -113,7 +113,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def find_layout(name: str | None) -> Layout | None:
-    """Return the layout with a name; None for None."""
+    """Return the layout with the given name; None for None."""
     if name is None or name in LAYOUTS:
         return None if name is None else LAYOUTS[name]
     near = get_close_matches(name.lower(), LAYOUTS, 1)
@@ -140,12 +140,12 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
         ) from None
     except KeyError as error:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
-    except (ValueError, TypeError, AttributeError) as error:  # a value of the wrong type raises one of the last two
+    except (ValueError, TypeError, AttributeError) as error:  # a value of the wrong type raises either of the last two
         raise _other_layout(row, layout, str(error)) from error
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
-    """Return the error for a row that is not in the layout. It names the layouts whose columns the row has."""
+    """Return the error for a row that does not fit the layout. It names the layouts whose columns the row has."""
     columns = set(row.columns)
     fitting = [
         other.name
@@ -208,7 +208,7 @@ def benchmark_source(
     split: str | None = None,
     subset: str | None = None,
 ) -> FileSource:
-    """Return a benchmark's source; a known path determines the split and subset, otherwise the defaults apply."""
+    """Return a benchmark's source. A known path determines the split and subset; otherwise the defaults apply."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {benchmark!r}; choose one of {', '.join(BENCHMARKS)}")
     default = BENCHMARKS[benchmark][0]

@@ -1,4 +1,4 @@
-"""A `Question` from the data: a text or messages, with the reference answer for a verifier."""
+"""A `Question` from the data: text or messages, with the reference answer for a verifier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Question:
     domain: str  # name of the verifier
     source: str = ""  # name of the question's source
     messages: tuple[Message, ...] = ()  # instead of `text`: a conversation that ends with the user's turn
-    # File and row for error messages; empty for a generated question. Ignored by equality.
+    # File and row, for error messages; empty for a generated question. Ignored in comparisons.
     location: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Question:
 
     @property
     def words(self) -> str:
-        """The key without system messages and extra white space. Training drops questions that evaluations share."""
+        """The key without system messages and extra white space. Training drops questions with evaluated words."""
         if self.domain == ENVIRONMENT_DOMAIN:
             return self.key
         turns = [message for message in self.messages if message.role != "system"]

@@ -65,14 +65,14 @@ _QUESTIONS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class ShownTools:
-    """How prompts show tools: the chat template writes their schemas, or a message begins with text about them."""
+    """How prompts describe tools: through schemas for the chat template, or as text at the beginning of a message."""
 
     schemas: tuple[dict[str, Any], ...] = ()  # passed to the chat template; empty if the text shows the tools
     text: str = ""  # describes the tools; empty if the chat template shows them
     role: Literal["system", "user"] = "system"  # role of the message that begins with the text
 
     def messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Put the text at the beginning of the first message with the role, or in a new message."""
+        """Put the text at the beginning of the first message with this role, or in a new message."""
         if not self.text:
             return tuple(messages)
         place = next((i for i, message in enumerate(messages) if message.role == self.role), None)
@@ -98,7 +98,7 @@ def render(
     With a chat template, the text is the template's output up to the beginning of the answer; no tokens are added.
     Without one, it is the system prompt, a blank line, and the question in `style.template`. The tokenizer then adds
     its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template that
-    writes today's date always gets January 1, 2026, so that a resumed run has the same prompts.
+    writes today's date always gets January 1, 2026, so a resumed run has the same prompts.
     """
     template = chat_template(style, tokenizer)
     chat = template is not None
@@ -112,7 +112,7 @@ def render(
             else _chat_text(q, style, tokenizer, template, shown or ShownTools())
             for q in batch
         ]
-        # verbose=False hides the warning about `model_max_length`: the run checks the model's positions itself.
+        # verbose=False hides the warning about `model_max_length`; the run does its own check of the model's positions.
         ids = tokenizer(texts, add_special_tokens=not chat, verbose=False)["input_ids"]
         for q, text, token_ids in zip(batch, texts, ids, strict=True):
             kept = tuple(token_ids[:-1] if drop_end else token_ids)
@@ -129,7 +129,7 @@ def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
 
 
 def chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the chat template, or None if prompts use none. An option that the template does not read is an error."""
+    """Return the chat template; None if prompts do not use one. An option that the template ignores is an error."""
     if style.chat == "never":
         return None
     if not tokenizer.chat_template:
@@ -151,7 +151,7 @@ def chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> st
 
 
 def _with_fixed_date(template: str) -> str:
-    """Return a chat template for which today is January 1, 2026, in every date format that it can write."""
+    """Return the chat template with today's date fixed to January 1, 2026, in every date format."""
     forms = dict.fromkeys([*ascii_letters, *_DATE_PART.findall(template)])
     written = {}
     for form in forms:
@@ -264,9 +264,9 @@ def prompt_problems(
 
 
 def _unknown_part(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return a word of a prompt that the tokenizer has no token for, or None.
+    """Return a word in a prompt that the tokenizer has no token for, or None.
 
-    Finding the unknown token is not enough: OPT uses one token for unknown text and for the beginning and end of text.
+    Looking for the unknown token is not enough: OPT uses the same token for unknown text and for the text's ends.
     """
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown not in prompt.token_ids:
@@ -280,5 +280,5 @@ def _unknown_part(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str | N
 
 
 def model_positions(model_config: PreTrainedConfig) -> int | None:
-    """Return a model's number of positions; None if its configuration does not state it."""
+    """Return a model's number of positions; None if its configuration does not specify one."""
     return getattr(model_config.get_text_config(), "max_position_embeddings", None)

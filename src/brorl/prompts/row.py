@@ -22,7 +22,7 @@ class Row(NamedTuple):
     part: str  # the row's file, relative to the folder; empty if there is only one file
     columns: Sequence[str]  # names of all columns
     values: Cells  # at least those of the requested columns
-    problem: str | None = None  # why the line or row cannot be read; it then has no values
+    problem: str | None = None  # why the row cannot be read, in which case it has no values
 
     @property
     def key(self) -> str:
@@ -54,7 +54,7 @@ def is_missing(value: Any) -> bool:
 
 
 def decoded(value: Any) -> Any:
-    """Decode text such as `["a", "b"]` or `['a', 'b']` to a list or an object; return any other value unchanged."""
+    """Decode a string such as `["a", "b"]` or `['a', 'b']` to a list or an object; return other values unchanged."""
     if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
         for decode in (json.loads, ast.literal_eval):
             with warnings.catch_warnings():
@@ -67,11 +67,11 @@ def decoded(value: Any) -> Any:
 
 
 class DroppedRow(Exception):  # noqa: N818
-    """A row has no verifiable question. Dropped rows are counted by message, so messages must be general."""
+    """Raised for a row without a verifiable question. Rows are counted by message, so messages must be general."""
 
 
 def row_question(text: str, reference: str, domain: str, messages: tuple[Message, ...] = ()) -> Question:
-    """Return the question of a row, without id, source and location. A row that has none raises `DroppedRow`."""
+    """Return the question of a row, without id, source and location. A row without a question raises `DroppedRow`."""
     last_turn = messages[-1].content if messages else text
     for value, missing in ((last_turn, "no question"), (reference, "no answer")):
         if not value.strip():

@@ -25,7 +25,7 @@ from brorl.storage import is_file, is_folder, split_revision
 ROW_FORM = '{"COLUMN": VALUE, ...}'
 _PROBE_TIMEOUT_S = 4.0
 _COMPRESSED = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
-_SHIPPED = {"products": Path(__file__).with_name("products.jsonl")}  # questions of the recipe `calculator`, by name
+_SHIPPED = {"products": Path(__file__).with_name("products.jsonl")}  # name -> file; for the recipe `calculator`
 _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 
 
@@ -45,7 +45,7 @@ def _jsonl_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
 
 
 def _json_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    """Read a list of rows, or the only one in an object: `{"version": "1.1", "data": [...]}`; otherwise JSON Lines."""
+    """Read a list of rows, an object with a single such list (`{"version": "1.1", "data": [...]}`), or JSON Lines."""
     text = _decode(path.read_bytes(), str(path), first=True)
     rows = None
     place = "row"
@@ -85,12 +85,12 @@ _PARTS = {"role", "content", "from", "value", "label", "text", "key", "id", "opt
 
 
 def _is_list_of_rows(value: Any) -> bool:
-    """Return whether a value is a list of objects that can be rows, rather than one row's messages or options."""
+    """Return whether a value is a list of objects that can be rows, rather than a single row's messages or options."""
     return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and {*x} - _PARTS for x in value)
 
 
 def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    """Read CSV or TSV whose first row names the columns. All values stay text."""
+    """Read CSV or TSV whose first row names the columns. All values remain strings."""
     del wanted  # rows are decoded whole
     with path.open("rb") as file:
         lines = (_decode(raw, f"{path} line {number}", first=number == 1) for number, raw in enumerate(file, 1))
@@ -149,7 +149,7 @@ READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[Row]]] = {
     ".csv": _table_rows,
     ".tsv": _table_rows,
 }
-"""Readers by file suffix; a reader takes a file and the wanted columns, or None for all."""
+"""Readers by file suffix. A reader takes a file and the wanted columns (None for all)."""
 
 
 def _decode(raw: bytes, location: str, first: bool) -> str:
@@ -209,7 +209,7 @@ def read_rows(
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
-    """Return the files of a path, sorted; None if it can only be a hub dataset."""
+    """Return the sorted files that a path refers to; None if the path can only be a hub dataset."""
     if is_file(local):
         if local.suffix.lower() in _COMPRESSED:
             raise UserError(f"{path} is compressed; unpack it first: {_COMPRESSED[local.suffix.lower()]} {path}")
@@ -244,7 +244,7 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
 
 
 def _literal_folder(pattern: Path) -> Path:
-    """Return the fixed folder of a path or a pattern: all leading parents without wildcards, or that exist as named."""
+    """Return the folder at the start of a pattern: all leading parents that have no wildcards, or exist as named."""
     folder = Path(*pattern.parts[:1]) if pattern.is_absolute() else Path()
     for name in pattern.parts[len(folder.parts) : -1]:
         if glob.has_magic(name) and not is_folder(folder / name):
@@ -254,7 +254,7 @@ def _literal_folder(pattern: Path) -> Path:
 
 
 def _files_in(path: str, folder: Path) -> list[Path]:
-    """Return all files below a folder. Files from several splits are an error."""
+    """Return all files under a folder. Files from several splits are an error."""
     files = sorted(
         file
         for file in folder.rglob("*")

@@ -1,6 +1,6 @@
-"""References of science questions: a measured answer with a tolerance, or options.
+"""References for science questions: a measured answer with a tolerance, or options.
 
-Options are permuted, so the position of the right one reveals nothing.
+Options are permuted, so the right option's position reveals nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LETTERS = re.compile(r"\b\(?[A-Z]\)?(?:,? (?:and|or|nor|but not) |, )\(?[A-Z]\)
 
 @dataclass(frozen=True)
 class Choices:
-    """The options of a question."""
+    """A question's options."""
 
-    options: tuple[str, ...]  # 2 to 26 distinct texts; their letters are A, B, C, ... in this order
+    options: tuple[str, ...]  # 2 to 26 distinct strings; their letters are A, B, C, ... in this order
     right: int  # index of the right option
 
     def __post_init__(self) -> None:
@@ -53,12 +53,12 @@ class Choices:
 
     @property
     def letters(self) -> str:
-        """The letters of the options."""
+        """The options' letters."""
         return ascii_uppercase[: len(self.options)]
 
     @property
     def letter(self) -> str:
-        """The letter of the right option."""
+        """The right option's letter."""
         return self.letters[self.right]
 
     def to_text(self) -> str:
@@ -66,7 +66,7 @@ class Choices:
         return json.dumps({"options": list(self.options), "answer": self.letter}, ensure_ascii=False)
 
     def under(self, question: str) -> str:
-        """Return the question with one line per option below it: `A. He`."""
+        """Return the question followed by one line per option: `A. He`."""
         lines = [f"{letter}. {option.strip()}" for letter, option in zip(self.letters, self.options, strict=True)]
         return "\n".join([question.strip(), "", *lines])
 
@@ -81,8 +81,8 @@ class MeasuredAnswer:
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     value: str  # LaTeX or plain text, such as `9.81 m/s^2`
-    tolerance: float = 0.0  # accepted relative error, 0 to 0.5; 0 accepts only rounding
-    aliases: list[str] = field(default_factory=list)  # other correct texts, such as `New York City`
+    tolerance: float = 0.0  # accepted relative error, 0 to 0.5; at 0, only rounding is accepted
+    aliases: list[str] = field(default_factory=list)  # other correct answers, such as `New York City`
 
     def __post_init__(self) -> None:
         if not self.value.strip():
@@ -100,7 +100,7 @@ class MeasuredAnswer:
 
     @classmethod
     def of_aliases(cls, value: str, aliases: Any) -> MeasuredAnswer:
-        """Return an answer with the strings of a list as aliases. Other values are ignored."""
+        """Return an answer whose aliases are the strings in a list. Other values are ignored."""
         texts = aliases if isinstance(aliases, list) else []
         distinct = dict.fromkeys(text.strip() for text in texts if isinstance(text, str))
         return cls(value, aliases=[text for text in distinct if text and text != value.strip()])
@@ -137,7 +137,7 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
 
 
 def places(names: Sequence[str], wanted: str) -> list[int]:
-    """Return the indices of the names that equal a text. If there are none, ignore case."""
+    """Return the indices of the names equal to `wanted`. If there are none, ignore case."""
     plain = " ".join(wanted.split())
     plain_names = [" ".join(name.split()) for name in names]
     equal = [i for i, name in enumerate(plain_names) if name == plain]

@@ -17,7 +17,7 @@ _PLACEHOLDER = "{prompt}"
 GYM_SETS = ALL, PRORL = ("all", "prorl")
 """Sets of Reasoning Gym datasets that a source can name instead of single datasets."""
 _OWN_OPTIONS = {"messages", "add_generation_prompt", "chat_template", "strftime_now"}
-"""Variables of a chat template that are not options."""
+"""Chat template variables that are not options."""
 _LAYOUT_SETTINGS = (
     "prompt_column", "context_column", "answer_column", "answer_after", "options_column", "first_option", "domain",
     "domain_column",
@@ -274,12 +274,12 @@ class PromptFormat(Section):
         return self
 
     def fill(self, text: str, domain: str) -> str:
-        """Return a question's text inside its domain's template."""
+        """Return a question's text with its domain's template filled in."""
         before, _, after = self.domain_templates.get(domain, self.template).partition(_PLACEHOLDER)
         return before + text + after
 
     def messages_of(self, question: Question) -> tuple[Message, ...]:
-        """Return the system prompt and the question's messages, the last one inside the template."""
+        """Return the system prompt and the question's messages, the last one with its template filled in."""
         *before, last = question.messages or (Message("user", question.text),)
         if self.system_prompt is not None:
             if any(message.role == "system" for message in before):

@@ -12,18 +12,18 @@ from brorl.seeds import uniform_hash
 
 @dataclass(frozen=True)
 class SourceQuestions:
-    """The distinct questions of one source, in the order of its rows until some are held out."""
+    """One source's distinct questions, in row order until some are held out."""
 
     source: Source
     train: Sequence[Question]  # questions to train on
     held_out: Sequence[Question] = ()  # questions to evaluate on, in a seeded order
     weight: float = 0.0  # training weight relative to other sources; 0 for evaluation only
-    num_held_out: int = 0  # number of held-out questions, evaluated on or not
+    num_held_out: int = 0  # held-out questions, whether evaluated on or not
     num_evaluated_on: int = 0  # training questions dropped because a different source evaluates on them
     num_rows: int = 0  # rows read; 0 if the questions were generated
     num_repeated: int = 0  # rows that repeat a question with the same answer
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of rows that the layout dropped
-    commas: str = ""  # line that says how commas in numbers were read; empty if there are none
+    commas: str = ""  # line that explains how commas in numbers were read; empty if there are none
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class SourceQuestions:
 
     @property
     def questions(self) -> list[Question]:
-        """All questions: those to train on, then the held-out ones."""
+        """All questions: the training questions, then the held-out questions."""
         return [*self.train, *self.held_out]
 
     @property
@@ -44,11 +44,11 @@ class SourceQuestions:
 
 
 def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> tuple[list[Question], list[Question]]:
-    """Split questions into training and held-out ones, by a hash of their words (`Question.words`).
+    """Split questions into training and held-out questions, by a hash of their words (`Question.words`).
 
     A question's side depends only on its words and the seed, so two sources with the same question agree. The held-out
     questions are shuffled by words and seed. The first k are a uniform sample, and are the same for every fraction that
-    holds out at least k. A larger fraction holds out everything that a smaller one does.
+    holds out at least k. A larger fraction holds out every question that a smaller fraction does.
     """
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []

@@ -1,6 +1,6 @@
-"""A `PromptStream` orders prompts; the order depends only on (seed, source, epoch) and the weights.
+"""A `PromptStream` orders prompts. The order depends only on (seed, source, epoch) and the weights.
 
-A resumed run continues the same order.
+A resumed run continues in the same order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class PromptStream:
 
     Each epoch of a source visits each of its prompts once. Every prefix of the order matches each source's fraction to
     within one prompt. The schedule is fair: with fraction w, a source's j-th turn comes no earlier than turn
-    floor((j - 1) / w), and before turn ceil(j / w). Among the sources that are due, the one with the earliest deadline
-    is next. So |turns among the first n - n w| < 1 for every n; picking the most delayed source would not ensure that.
+    floor((j - 1) / w), and before turn ceil(j / w). Of the sources that are due, the one with the earliest deadline is
+    next. So |turns among the first n - n w| < 1 for every n; choosing the source furthest behind would not ensure that.
 
     Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor.
 
@@ -65,7 +65,7 @@ class PromptStream:
         return fingerprint(self.prompts)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts, over as many epochs as needed."""
+        """Return the next `n` prompts, spanning as many epochs as needed."""
         taken: list[Prompt] = []
         for _ in range(n):
             turn = sum(self._turns)
@@ -83,7 +83,7 @@ class PromptStream:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each source's `turns` so far, its exact fraction (`shares`), and fingerprints of the prompts."""
+        """Return each source's `turns` so far and exact fraction (`shares`), with fingerprints of the prompts."""
         return {
             "turns": list(self._turns),
             "shares": [str(fraction) for fraction in self._fractions],

@@ -1,1 +1,1 @@
-"""Layouts: the columns of public datasets, each by one word."""
+"""Layouts: one-word names for the column formats of public datasets."""

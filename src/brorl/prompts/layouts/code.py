@@ -2,7 +2,7 @@
 
 Expected outputs are compared exactly, up to white space and number notation. Rows with several valid outputs, without
 tests, or with an interactive or file-based program are dropped. Text is added to a question only if a model could not
-otherwise know the form of the answer.
+otherwise infer the answer's form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STDIN = "Write a Python program that reads from standard input and writes to st
     "program"
 )
 _NUMPY_CLOSE = 1e-5  # tolerance of the judges of APPS, TACO and CodeContests
-# The judges of these datasets import the usual names before the answer and raise the recursion limit. Importing
+# These datasets' judges import the usual names before the answer and raise the recursion limit. Importing
 # `builtins` restores names such as `pow`.
 PRELUDE = "\n".join(
     [
@@ -60,7 +60,7 @@ _SEVERAL = re.compile(
     r"|\bany (?:valid|correct|optimal|possible|suitable) (?:answer|solution|output)",
     re.IGNORECASE,
 )
-# About the output, not the input: after one of these words in the same sentence.
+# Refers to the output, not the input: follows one of these words in the same sentence.
 _OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
 _ANY_ORDER = re.compile(rf"{_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
 _ANY_CASE = re.compile(
@@ -149,14 +149,14 @@ def live_code_bench(row: Cells, _seed: int) -> Question:
 
 
 class _TextUnpickler(pickle.Unpickler):
-    """Loads only text: a pickle that names any class or function is an error."""
+    """Loads only strings: a pickle that names any class or function is an error."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _private_cases(column: Any) -> list[dict[str, str]]:
-    """Return LiveCodeBench's private cases: JSON text, or the same text pickled, compressed and in base64."""
+    """Return LiveCodeBench's private cases, stored as JSON, or as JSON pickled, compressed and in base64."""
     text = str(column or "[]")
     if not text.lstrip().startswith("["):
         try:
@@ -190,7 +190,7 @@ def eurus2(row: Cells, seed: int) -> Question:
 def human_eval(row: Cells, _seed: int) -> Question:
     """Read a function to complete, with test code."""
     prompt, function = _text(row, "prompt"), _text(row, "entry_point")
-    # A few prompts first define other functions, which the completed function and the test code call.
+    # A few prompts first define helper functions, which the completed function and the test code call.
     before, definition, _ = prompt.rpartition(f"\ndef {function}(")
     prelude = before.strip() if definition else ""
     shared = "" if all(line.startswith(_IMPORTS) for line in prelude.splitlines() if line) else f"{prelude}\n\n\n"
@@ -209,7 +209,7 @@ def mbpp_plus(row: Cells, _seed: int) -> Question:
 
 
 def mbpp(row: Cells, _seed: int) -> Question:
-    """Read a short function with assertions. Show only the first one, since all of them would give the answer away."""
+    """Read a short function with assertions. Show only the first, since showing all would give the answer away."""
     tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
     before = row.get("test_imports") or [row.get("test_setup_code") or ""]
     text = _text(row, "text" if "text" in row else "prompt")
@@ -217,7 +217,7 @@ def mbpp(row: Cells, _seed: int) -> Question:
 
 
 def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Question:
-    """Return a question that shows some of its tests, together with the code of all tests."""
+    """Return a question that shows the given tests, with the code of all tests as its reference."""
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
         r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
     )
@@ -230,7 +230,7 @@ def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] 
 
 
 def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
-    """Return the tests of a question whose cases are in the APPS format."""
+    """Return a question's tests from cases in the APPS format."""
     if not cases or not cases.get("inputs"):
         raise DroppedRow(_NO_TESTS)
     function, inputs, outputs = cases.get("fn_name"), cases["inputs"], cases["outputs"]
@@ -240,7 +240,7 @@ def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
 
 
 def _question(text: str, tests: CodeTests, starter: str | None = None) -> Question:
-    """Return a question; unless `starter` is None, add the starter code, if any, and the form of the answer."""
+    """Return a question. Unless `starter` is None, append the starter code (if not empty) and the answer's form."""
     if starter is not None:
         code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
         form = _STDIN
@@ -258,7 +258,7 @@ def _text(row: Cells, column: str) -> str:
 
 
 def _check_outputs(question: str, is_call: bool) -> None:
-    """Drop a question that cannot be verified by its expected outputs."""
+    """Drop a question that expected outputs cannot verify."""
     if len(_IMAGE.sub("", question).strip()) < 20:
         raise DroppedRow("the question is an image")
     if _SEVERAL.search(question) or (not is_call and _ANY_ORDER.search(question)):
@@ -268,7 +268,7 @@ def _check_outputs(question: str, is_call: bool) -> None:
 def _stdin_cases(
     question: str, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float, compare: Any = "tokens"
 ) -> StdinCases:
-    """Return a program's cases. A list of lines is joined, as the judges do."""
+    """Return a program's cases. A list of lines is joined, as in the datasets' judges."""
     _check_outputs(question, is_call=False)
     inputs, outputs = (
         ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in texts]
@@ -285,7 +285,7 @@ def _stdin_cases(
 
 
 def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallCases:
-    """Return a function's cases, as the judges of APPS, TACO and PRIME read them. The question may allow any order."""
+    """Return a function's cases, as the APPS, TACO and PRIME judges read them. The question may allow any order."""
     _check_outputs(question, is_call=True)
     arguments, expected = inputs, outputs
     if all(isinstance(text, str) for text in (*inputs, *outputs)):
@@ -305,7 +305,7 @@ def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Se
 
 
 def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-    """Return the cases to keep: at most 100, evenly spaced. Large cases are kept only while they fit."""
+    """Return the indices of the cases to keep: at most 100, evenly spaced. Large cases are kept only while they fit."""
     if len(inputs) != len(outputs):
         raise DroppedRow(_UNREADABLE)
     indices = list(range(len(inputs)))
@@ -322,7 +322,7 @@ def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
 
 
 def _read_json(text: Any, column: str) -> Any:
-    """Return a JSON value. A few rows in large datasets contain other text, or integers too long to parse."""
+    """Parse a JSON value. A few rows in large datasets contain invalid JSON, or integers too long to parse."""
     if not isinstance(text, str):
         raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
     try:

@@ -15,7 +15,7 @@ from brorl.prompts.question import INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOM
 from brorl.prompts.row import Cells, DroppedRow, cell_of, decoded, row_question
 from brorl.prompts.science import MeasuredAnswer
 
-MARKER = "####"  # before the answer in GSM8K's form
+MARKER = "####"  # precedes the answer in GSM8K's format
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _AROUND = re.compile(  # text that DAPO and PRIME put around a problem
     r"\ASolve the following math problem step by step\..*?\n\n"
@@ -23,7 +23,7 @@ _AROUND = re.compile(  # text that DAPO and PRIME put around a problem
     r"|Present the answer in LaTex format: \\boxed\{Your answer\}\Z",
     re.DOTALL,
 )
-# Benchmark columns, ignoring case; the first one that a row has is used.
+# Benchmark columns, ignoring case; the first one present in a row is used.
 QUESTIONS = ("problem", "question", "prompt", "query", "input")
 ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
 SOLUTIONS = ("solution", "original_solution", "response", "output")
@@ -68,7 +68,7 @@ def boxed(value: Any) -> str | None:
 
 
 def the_only(value: Any) -> str | None:
-    """Return the answer in a list with one accepted answer."""
+    """Return the answer in a list with a single accepted answer."""
     answers = decoded(value)
     if not isinstance(answers, list):
         raise ValueError(f"the answer must be a list of answers, got {str(value)[:60]!r}")
@@ -90,7 +90,7 @@ def answered(question: str, answer: str, find: Find = reference_answer) -> Calla
 
 
 def asked_text(value: Any) -> str:
-    """Return a question's text: a string, or the last message of a conversation; empty if there is none."""
+    """Return a question's text: the string, or the last message of a conversation; empty if there is none."""
     last = value[-1] if isinstance(value, list) and value else None
     if isinstance(last, Mapping) and isinstance(last.get("content"), str) and last.get("role") == "user":
         return str(last["content"])
@@ -117,7 +117,7 @@ def _texts(row: Cells, names: Sequence[str]) -> list[str]:
 
 
 def _cells(row: Cells, names: Sequence[str]) -> list[Any]:
-    """Return a row's values in the named columns that it has, in the order of the names, ignoring case."""
+    """Return a row's values in the named columns, in the order of `names`. Ignore case, and skip missing columns."""
     spelled = {name.lower(): name for name in reversed(list(row))}
     return [row[spelled[name]] for name in names if name in spelled]
 
@@ -126,7 +126,7 @@ _MAX_ANSWER = 100
 _SCIBENCH_TOLERANCE = 0.05
 _ANSWER = re.compile(r"\b(?:final )?answer\b[*_\s]*(?:is\b|[:=])[*_:=\s]*([^\n]{1,200})", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;](?=\s|$)")
-_CHECKABLE = re.compile(r"[0-9\\^=]")  # in a number or a formula; an answer in words has many forms
+_CHECKABLE = re.compile(r"[0-9\\^=]")  # occurs in a number or a formula; an answer in words can be phrased in many ways
 
 
 def _text(row: Cells, column: str) -> str:
@@ -139,9 +139,9 @@ def _text(row: Cells, column: str) -> str:
 def choices(
     question: str, options: Sequence[str], *answers: str, first: int | None = None
 ) -> Callable[[Cells, int], Question]:
-    """Return a reader for a question with options, in one column, or in one column each with the right one first.
+    """Return a reader for a question whose options are in one column, or in one column each, the right one first.
 
-    With one column, all columns of `answers` must name the same option; the last is an index if `first` is given.
+    With a single column, all `answers` columns must name the same option; the last is an index if `first` is given.
     """
 
     def read(row: Cells, seed: int) -> Question:
@@ -164,7 +164,7 @@ def choices(
 
 
 def scp(row: Cells, _seed: int) -> Question:
-    """Read a problem whose solution states a short answer in a box, after `answer`, or as its only line."""
+    """Read a problem whose solution gives a short answer in a box, after `answer`, or as its only line."""
     solution = _text(row, "matched_solution" if "matched_solution" in row else "solution")
     answer = last_box(solution)
     if answer is None:
@@ -188,7 +188,7 @@ def scibench(row: Cells, _seed: int) -> Question:
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
 _UNUSABLE = "an instruction with missing or unusable arguments"
 
-# RLVR-IFeval: each function with its kind, our names for its arguments, and arguments that its prompts imply.
+# RLVR-IFeval: each function's kind, our names for its arguments, and the arguments that its prompts imply.
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
     name: (
         kind,
@@ -275,7 +275,7 @@ def rlvr(row: Cells, _seed: int) -> Question:
 
 
 def _mapping(value: Any, column: str, *keys: str) -> Mapping[str, Any]:
-    """Return a mapping with the given keys. It may be stored as JSON text or as a Python literal."""
+    """Return a mapping with the given keys. The column may store it as JSON or as a Python literal."""
     mapping = decoded(value)
     if not isinstance(mapping, Mapping) or not {*keys} <= {*mapping}:
         raise ValueError(f"{column} must be a mapping with {' and '.join(keys)}, got {short_repr(value)}")
