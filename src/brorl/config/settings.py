@@ -172,7 +172,7 @@ class TrainConfig(Section):
     @field_validator("model")
     @classmethod
     def _resolved(cls, model: str) -> str:
-        """Resolve a local folder, so a run resumes from any directory and does not follow the link `best` if it moves."""
+        """Resolve a local folder, so a run resumes from any directory and keeps its model if the link `best` moves."""
         folder = followed(Path(model).expanduser())
         return str(folder.resolve()) if is_folder(folder) else model
 

@@ -65,7 +65,7 @@ class VarianceParts:
 
     @classmethod
     def of(cls, value_P: FloatArray, value_S: Sequence[FloatArray]) -> VarianceParts:
-        """Estimate the parts from one difference per prompt, and one per seed (if not paired, one mean per arm's seed)."""
+        """Estimate the parts from one difference per prompt and one per seed (unpaired: one mean per seed and arm)."""
 
         def part(values: FloatArray, unseen: float = 0.0) -> VariancePart:
             return VariancePart(float(values.var(ddof=1)) / values.size, values.size - 1, unseen)

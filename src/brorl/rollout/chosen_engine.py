@@ -1,4 +1,4 @@
-"""Chooses the engine and the CPU threads from the settings, for a run, an evaluation, a plan or a rollout worker."""
+"""Chooses the engine and the CPU threads for a run, an evaluation, a plan or a rollout worker."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def build_engine(
     observe: Observe = unobserved,
     echo: Echo = lambda _: None,
 ) -> Engine:
-    """Build the engine for a model that was loaded from `source`.
+    """Build the engine for a model loaded from `source`.
 
-    `context` is the maximum number of tokens of a prompt and its response together. The native engine samples with the
-    model itself, or with a bfloat16 copy if the model computes in bfloat16 but keeps float32 weights.
+    `context` is the maximum number of tokens in a prompt plus its response. The native engine samples with the model
+    itself, or with a bfloat16 copy if the model computes in bfloat16 but keeps float32 weights.
     """
     stop = StopStrings(tokenizer, config.sampling.stop)
     stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
@@ -96,23 +96,23 @@ def load_engine(
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
-    """Load a model for sampling only, in the compute dtype. A learner may publish its weights to it."""
+    """Load a model for sampling only, in the compute dtype. A learner may publish new weights to it."""
     return load_model(source, choose_device(config.device), DTYPES[config.dtype], config.adapters)
 
 
-_SMALL = 10_000_000  # weights; with fewer, threads on shared cores wait for each other longer than they work
+_SMALL = 10_000_000  # weights; in smaller models, threads on shared cores spend more time waiting than working
 _AT_START = torch.get_num_threads()
 
 
 def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
-    """Set torch's threads to `engine.threads`, or choose a number by model size. Select the kernels."""
+    """Set torch's threads to `engine.threads`, or to a number that suits the model size. Select the kernels."""
     use_kernels(config.engine.compile)
     chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
     torch.set_num_threads(config.engine.threads or chosen)
 
 
 def numbers_of_threads(config: TrainConfig) -> list[int]:
-    """Return the thread counts to compare, 1 and all; none if the model runs elsewhere or there is only one core."""
+    """Return the thread counts to compare: 1 and all, or none if the model runs elsewhere or there is only one core."""
     return [1, _all_threads()] if _computes_here(config) and _all_threads() > 1 else []
 
 
@@ -122,5 +122,5 @@ def _computes_here(config: TrainConfig) -> bool:
 
 
 def _all_threads() -> int:
-    """Return torch's default number of threads, but at most the number of cores that this process may use."""
+    """Return torch's default number of threads, limited to the number of cores that this process may use."""
     return min(_AT_START, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _AT_START

@@ -32,14 +32,14 @@ def split_prompt_seed(prompt_seed: int) -> tuple[int, int]:
 class SampleTask:
     """The work of one sampler call: N rollouts of each of P prompts.
 
-    A prompt's draws depend only on its own seed and number of rollouts, so a task can be split over several calls.
+    A prompt's draws depend only on its seed and number of rollouts, so a task can be split into several calls.
 
     Raises:
         ValueError: If a prompt has no tokens or no rollouts, or if the numbers of prompts, counts and seeds differ.
     """
 
     prompts: Sequence[Sequence[int]]  # token ids of P prompts
-    num_rollouts: int | Sequence[int]  # rollouts per prompt, N; one number for all, or P numbers
+    num_rollouts: int | Sequence[int]  # rollouts per prompt, N: one number for all prompts, or P numbers
     sampling: SamplingParams  # temperature, truncation, length limits
     seed: int | Sequence[int]  # seed of the draws, or P seeds from `prompt_seed`
 
@@ -89,7 +89,7 @@ class Engine(Sampler, Protocol):
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights from now on."""
+        """From now on, sample with these weights."""
         ...
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class Engine(Sampler, Protocol):
         ...
 
 
-_POLL_S = 0.2  # the observer receives a report this often, and can end the call on Ctrl-C
+_POLL_S = 0.2  # seconds between reports to the observer, which can end the call on Ctrl-C
 
 
 class TaskResult(NamedTuple):
-    """The result of a task."""
+    """A task's result."""
 
     ticket: int  # the number that `submit` returned
     trees: list[RolloutTree]  # one tree per prompt, in order
@@ -110,14 +110,14 @@ class TaskResult(NamedTuple):
 
 
 class SamplingPool(Protocol):
-    """Samples tasks on several workers."""
+    """Runs sampling tasks on several workers."""
 
     def submit(self, task: SampleTask) -> int:
         """Queue a task and return its ticket. Idle workers take tasks in order, and tickets increase."""
         ...
 
     def done(self, timeout_s: float | None = None) -> list[TaskResult]:
-        """Wait until a task is done or `timeout_s` has passed, and return all finished tasks, each only once."""
+        """Wait until a task is done or `timeout_s` has passed. Return the tasks finished since the last call."""
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
@@ -125,12 +125,12 @@ class SamplingPool(Protocol):
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Use these weights for every task that starts from now on. Tasks in progress keep theirs."""
+        """Use these weights for every task that starts from now on. Tasks in progress keep their weights."""
         ...
 
 
 class PooledEngine:
-    """Samples on a pool of workers, `prompts_per_task` prompts per task. Nothing else may take the pool's results.
+    """Samples on a pool of workers, with `prompts_per_task` prompts per task. Nothing else may take the pool's results.
 
     The observer receives a `Decoding` whenever tasks finish, and several times a second in between.
     """
@@ -153,7 +153,7 @@ class PooledEngine:
         """Sample N rollouts of each prompt; see `Sampler`.
 
         Trees do not depend on workers or other tasks: if a worker is lost, its part is sampled again with the same
-        seed. If the observer or a worker raises, all parts are discarded.
+        seed. If the observer or a worker raises an error, all parts are discarded.
         """
         trees_of: dict[int, list[RolloutTree]] = {}
         tickets = [self._pool.submit(split_task) for split_task in task.split(self._prompts_per_task)]

@@ -2,7 +2,7 @@
 
 The decoding batch has one row per distinct live prefix, regardless of N: if 64 rollouts draw 3 different first tokens,
 the next step feeds 3 rows. A row with count c draws for all of its c rollouts in one step. A model whose attention
-cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do not fit wait, and are later
+cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do not fit wait; later, they are
 decoded from their prefixes with the same uniform numbers.
 """
 
@@ -43,19 +43,19 @@ def draws_on(device: torch.device) -> bool:
 class NativeEngine:
     """Samples trees with the model itself.
 
-    The memory limit determines which rows are computed together, and thus how their logits are rounded. A draw close
-    to the boundary between two tokens can then select the other one. The tree is then a different sample from the same
-    distribution, and its log-probs match its own tokens, up to rounding.
+    The memory limit determines which rows are computed together, and thus how their logits are rounded. If a draw is
+    close to the boundary between two tokens, rounding can change the token. The tree is then a different sample from
+    the same distribution, and its log-probs match its own tokens, up to rounding.
 
     Args:
-        model: A Hugging Face causal LM. It is not copied: the engine samples with its current weights.
+        model: A Hugging Face causal LM. It is not copied: the engine samples with the model's current weights.
         eos_token_id: Tokens that end a response. May be empty only if there are stop strings.
-        memory_bytes: Limit for the keys, values and logits of one batch of rows.
+        memory_bytes: Limit on the keys, values and logits of one batch of rows.
         share_prefixes: False decodes every rollout as a separate row, for tests and for measuring the tree's savings.
         observe: Receives a `Decoding` after every position.
         forward: How rows pass through the model; None for tree attention.
         dtype: Dtype to round the matrices to, which needs a Llama pass; None samples in the model's dtype.
-        stop: Texts that also end a response, or None.
+        stop: Strings that also end a response, or None.
         graphs: Whether to run decoding steps as CUDA graphs: `auto` if possible, `on` or fail, `off` never.
         echo: Receives a line if CUDA graphs or Triton kernels cannot be used.
 
@@ -114,7 +114,7 @@ class NativeEngine:
         cache = self._cache(self._forward, max_rows, sampling.max_new_tokens)
         if self._reusable_decoder is not None and self._reusable_decoder.reuse_for(cache.memory, sampling):
             return self._reusable_decoder
-        # Copy the weights in every call: they may have changed since the last one.
+        # Copy the weights in every call: they may have changed since the last call.
         model_pass = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)
         if isinstance(cache, PagedCache):
             return PagedDecoder(self.model, model_pass, cache)
@@ -163,8 +163,8 @@ class NativeEngine:
     def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler.sample`.
 
-        A rollout's uniform numbers depend only on its prompt's seed, on N and on its own index, not on other prompts.
-        Non-finite logits are an error, and so is a memory limit that does not fit a single row.
+        A rollout's uniform numbers depend only on its prompt's seed, N and its index, not on other prompts.
+        Non-finite logits are an error, and so is a memory limit too small for a single row.
         """
         if not task.prompts:
             return []

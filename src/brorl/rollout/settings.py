@@ -1,4 +1,4 @@
-"""Settings of the sampling engine, and of a run's memory, threads and clock."""
+"""Settings for the sampling engine, and for a run's memory, threads and clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from brorl.section import Section
 
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Adapter ranks that vLLM can reserve memory for; an adapter's own rank may be lower."""
+"""Adapter ranks that vLLM can reserve memory for; an adapter's rank may be lower."""
 
 
 class VllmEngineSettings(Section):

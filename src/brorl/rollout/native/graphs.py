@@ -1,7 +1,7 @@
 """CUDA graphs of decoding steps: recorded at first use, compared with the eager step, and replayed.
 
-A step is a function without arguments. It reads and writes tensors at fixed addresses and is idempotent. If a graph
-cannot record a step, steps run eagerly, and a line reports it.
+A step is an idempotent function without arguments that reads and writes tensors at fixed addresses. If a graph cannot
+record a step, all steps run eagerly, and a message reports it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
     "equal", "bincount", "repeat_interleave", "_pin_memory",
 }  # fmt: skip
-_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask, the host waits for its count
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask, the host waits for the count
 _COPIES = {"_to_copy", "copy_", "lift_fresh"}
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, and returns the replay
@@ -34,7 +34,7 @@ Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for all captures on a device. There is only one because libraries keep memory per stream."""
+    """Return the stream for all captures on a device: always the same, since libraries keep memory per stream."""
     return torch.cuda.Stream(device)
 
 
@@ -56,7 +56,7 @@ class CudaCapture:
             with torch.cuda.stream(self._stream):  # restores the caller's stream even if the capture fails
                 step()
                 graph = torch.cuda.CUDAGraph()
-                # Other threads, such as verifiers, may use the device meanwhile.
+                # Other threads, such as verifiers, may use the device during the capture.
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     step()
             torch.cuda.current_stream().wait_stream(self._stream)
@@ -65,7 +65,7 @@ class CudaCapture:
 
 
 class _Inspection(TorchDispatchMode):
-    """Detects what a graph cannot record: the host waiting, or access to host memory.
+    """Detects what a graph cannot record: the host waiting for the device, or access to host memory.
 
     A capture that fails halfway can leave CUDA's allocator in a bad state, so each step is inspected first.
     """
@@ -107,7 +107,7 @@ class StepGraphs:
     """The recorded steps of a decoder.
 
     Args:
-        choice: With `on`, a failure is an error. With `auto`, steps run eagerly after it.
+        choice: With `on`, a failure is an error. With `auto`, steps run eagerly after a failure.
         echo: Receives a line about the failure.
         new_capture: Creates a `Capture` for all steps that read and write the same tensors.
     """
@@ -129,14 +129,14 @@ class StepGraphs:
             self._addresses = addresses
 
     def run(self, key: Hashable, step: Step, output: Tensor) -> None:
-        """Run or replay a step that writes `output`. The key and the addresses determine its kernels and shapes.
+        """Run or replay a step that writes `output`. The key and the addresses determine the step's kernels and shapes.
 
         Raises:
             UserError: If graphs are required, but the step cannot be recorded or its replay gives different results.
         """
         replay = self._replays.pop(key, None)
         if replay is not None:
-            self._replays[key] = replay  # move to the end: the first graph is dropped first
+            self._replays[key] = replay  # move to the end: graphs at the front are dropped first
             replay()
             return
         if not self.enabled:
@@ -153,7 +153,7 @@ class StepGraphs:
                 step()
 
     def refuse(self, reason: str) -> None:
-        """Run everything eagerly from now on and report why. Raise an error if graphs are required."""
+        """From now on, run everything eagerly, and report why. Raise an error if graphs are required."""
         if not self.enabled:
             return
         if self._choice == "on":
@@ -166,7 +166,7 @@ class StepGraphs:
         self._echo(f"decoding launches its kernels one by one, without CUDA graphs: {reason}")
 
     def _recorded(self, key: Hashable, step: Step, output: Tensor) -> str | None:
-        """Record a step that has just run and return the reason if it cannot be replayed."""
+        """Record a step that has just run. If it cannot be replayed, return the reason."""
         expected = output.clone()
         output.zero_()
         try:
@@ -174,7 +174,7 @@ class StepGraphs:
             replay = self._capture(step)
             output.zero_()
             replay()
-        except Exception as error:  # a model's own code can do anything that graphs reject
+        except Exception as error:  # a model's code can do anything that graphs reject
             return f"{type(error).__name__}: {first_line(error)}"
         if not agrees(output, expected):
             return "its logits change"

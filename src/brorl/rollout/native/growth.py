@@ -1,6 +1,6 @@
 """Grows the trees of one call: draws a token for every rollout, finds the rows that continue, and feeds them.
 
-Rows that do not fit in memory wait, and are later decoded from their prefixes with the same uniform numbers.
+Rows that do not fit in memory wait; later, they are decoded from their prefixes with the same uniform numbers.
 
 Dimensions: R rows, K rollouts, C children (new nodes), S slots, P prompts, V vocabulary tokens, J = 16 positions.
 """
@@ -29,7 +29,7 @@ from brorl.tree import RolloutTree
 class Growth:
     """One call of `sample`: its growing trees and its draws, shared by all waves.
 
-    `sampling.stop_token_ids` contains all tokens that end a response, and `stop` all texts that do.
+    `sampling.stop_token_ids` contains all tokens that end a response, and `stop` all strings that do.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Growth:
         self._rollouts_P = np.array(rollouts_P)
         self._decoder = decoder
         self._device_drawer = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
-        # rows whose tokens the device draws, one entry per depth since the host last collected them
+        # rows whose tokens the device draws, one entry for each depth since the host last collected tokens
         self._device_rows: list[Rows] = []
         self._sampling = sampling
         self._uniforms = uniforms
@@ -94,7 +94,7 @@ class Growth:
             logits_RV = self._decoder.feed(rows)
 
     def _fitting(self, rows: Rows, waiting: list[Rows]) -> Rows:
-        """Return the rows that fit in memory in addition to those that the device draws for. The others wait."""
+        """Return the rows that fit in memory next to those that the device draws for. The others wait."""
         capacity = self._decoder.rows_that_fit(rows.depth)
         room = capacity - sum(single_rows.size for single_rows in self._device_rows)
         if rows.size <= room:
@@ -117,7 +117,7 @@ class Growth:
         return rows.take(np.flatnonzero(~single_R))
 
     def _with_device_rows(self, rows: Rows) -> Rows:
-        """Record the device's draws, and return all rows that continue, in the order of their slots."""
+        """Record the device's draws, and return all rows that continue, in slot order."""
         if not self._device_rows or self._device_drawer is None:
             return rows
         token_SJ, logprob_SJ = self._device_drawer.collect_drawn()
@@ -144,7 +144,7 @@ class Growth:
         return self._grown(rows, token_K.astype(np.int64), logprob_K)
 
     def _grown(self, rows: Rows, token_K: IntArray, logprob_K: FloatArray) -> Rows:
-        """Record the tokens that follow some rows, and return the rows that continue, in their parents' slots."""
+        """Record the tokens drawn for rows, and return the rows that continue, in their parents' slots."""
         if not np.isfinite(logprob_K).all():
             raise DivergedError(
                 f"the logits of token {rows.depth + 1:,} of a response are not finite: training has diverged; lower "
@@ -154,7 +154,7 @@ class Growth:
         # children (0, 5), (0, 7) and (1, 5), of 1, 2 and 1 rollouts.
         width = int(token_K.max(initial=0)) + 1
         key_K = rows.row_K * width + token_K if self._shares_prefixes else np.arange(token_K.size)
-        order = np.argsort(key_K, kind="stable")  # rollouts by child: [1 0 2 3]
+        order = np.argsort(key_K, kind="stable")  # rollouts sorted by child: [1 0 2 3]
         sorted_key_K = key_K[order]
         first_K = np.append(True, sorted_key_K[1:] != sorted_key_K[:-1])[: token_K.size]
         child_K = np.cumsum(first_K) - 1  # child of each rollout in this order: [0 1 1 2]
@@ -177,7 +177,7 @@ class Growth:
         return children.take(np.flatnonzero(~done_C))
 
     def _replayed(self, rows: Rows, prompt_R: IntArray) -> tuple[Rows, Tensor]:
-        """Feed the tokens of waiting rows again and return the rows in their slots, and the logits after each."""
+        """Feed waiting rows' tokens again. Return the rows with their slots, and the logits after each row."""
         path_RT = self._trees.paths(rows.node_R, rows.depth - 1)
         fed = replace(rows, slot_R=prompt_R)
         for position in range(rows.depth):
@@ -210,7 +210,7 @@ class GrowingTrees:
         return np.arange(self._size - token_C.size, self._size)
 
     def finish(self, node_C: IntArray, count_C: IntArray, stopped_C: BoolArray) -> None:
-        """Record the nodes where responses end, with the number of rollouts that end there."""
+        """Record the nodes where responses end, and how many rollouts end at each."""
         self._leaves.append((node_C, count_C, stopped_C.astype(np.int64)))
 
     @property
@@ -219,7 +219,7 @@ class GrowingTrees:
         return self._size
 
     def path(self, node: int) -> list[int]:
-        """Return the tokens from the prompt down to one node, without copying all nodes."""
+        """Return the tokens from the prompt down to a node, without copying all nodes."""
         tokens = []
         while node >= 0:
             call = bisect_right(self._starts, node) - 1
@@ -279,8 +279,8 @@ class GrowingTrees:
 def _preorder(
     prompt: IntArray, parent: IntArray, token: IntArray, depth: IntArray, num_prompts: int
 ) -> tuple[IntArray, IntArray]:
-    """Return each node's preorder index, with siblings by token, and where each prompt starts, shape [P + 1]."""
-    # Sizes of subtrees come from the deepest level up; indices then go from the roots down. A node's index is its
+    """Return each node's preorder index, with siblings sorted by token, and where each prompt starts, shape [P + 1]."""
+    # Compute subtree sizes from the deepest level up, then indices from the roots down. A node's index is its
     # parent's index + 1 + the sizes of its earlier siblings: siblings of sizes [3 1 2] below node 4 get [5 8 9].
     num_nodes = token.size
     by_depth = np.argsort(depth, kind="stable")
@@ -305,8 +305,8 @@ def _preorder(
 class TextEnds:
     """Finds the nodes that end a response by completing a stop string.
 
-    It keeps the last characters of every live prefix, so a node costs one search in a short text. In the rare case that
-    the search finds a stop string, it decodes the response from its start to decide.
+    The last characters of every live prefix are kept, so a node costs one search in a short string. In the rare case
+    that the search finds a stop string, the whole response is decoded to decide.
     """
 
     def __init__(self, stop: StopStrings, trees: GrowingTrees) -> None:
@@ -315,7 +315,7 @@ class TextEnds:
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 stands for all prompts
 
     def completes_stop(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
-        """Return whether each of C new nodes completes a stop string. All children of a node are in one call."""
+        """Return whether each of C new nodes completes a stop string. All children of a node come in the same call."""
         tail_of = self._tail_of
         piece_of = self._stop.pieces
         kept = self._stop.longest

@@ -1,4 +1,4 @@
-"""The trial of the Triton kernels: decodes briefly with and without them, and compares the results.
+"""A trial of the Triton kernels: decodes briefly with and without them, and compares the results.
 
 Dimensions: R rows, T tokens per row, V compared tokens of the vocabulary, K draws.
 """
@@ -24,10 +24,10 @@ from brorl.rollout.native.draw import draw_tokens
 from brorl.rollout.native.slot_decoder import SlotDecoder
 from brorl.sampling import SamplingParams
 
-_MAX_ROWS, _MAX_TOKENS = 48, 20  # rows and tokens in the trial: more than one kernel program reads at a time
+_MAX_ROWS, _MAX_TOKENS = 48, 20  # rows and tokens in the trial, more than a single kernel program reads at a time
 _PROMPT_TOKENS = (1, 3, 160)
 _MAX_COMPARED = 4096  # logits compared per row: a large vocabulary would take gigabytes
-_TIMES_PLAIN = 3.0  # permitted error, as a multiple of the error of the model's own forward pass
+_TIMES_PLAIN = 3.0  # permitted error, as a multiple of the forward pass's own error
 _FLOORS = {torch.float32: 1e-3}  # added to that, relative to the spread of the logits
 _FLOOR = 1e-2  # the same for other dtypes
 
@@ -36,7 +36,7 @@ def why_kernels_differ(model: PreTrainedModel, new_decoder: Callable[[], SlotDec
     """Return why the Triton kernels cannot decode `_MAX_ROWS` rows of `_MAX_TOKENS` tokens; None if they can.
 
     Some models amplify bfloat16 rounding from layer to layer. So the kernels' logits may differ from those of
-    PyTorch's operations by a small multiple of the difference that the model's own forward pass shows.
+    PyTorch's operations by a small multiple of how far the latter differ from the model's own forward pass.
     """
     rng = np.random.default_rng(0)
     vocabulary = model.config.get_text_config().vocab_size
@@ -44,7 +44,7 @@ def why_kernels_differ(model: PreTrainedModel, new_decoder: Callable[[], SlotDec
     token_RT = rng.integers(vocabulary, size=(_MAX_ROWS, _MAX_TOKENS))
     try:
         logits_RTV, logprob_R = _decoded(new_decoder(), prompts, token_RT, use=True)
-    except Exception as error:  # the compiler, the driver or the import can fail
+    except Exception as error:  # the import, the compiler or the driver can fail
         return f"{type(error).__name__}: {first_line(error)}"
     expected_RTV, expected_R = _decoded(new_decoder(), prompts, token_RT, use=False)
     floor = _FLOORS.get(expected_RTV.dtype, _FLOOR) * float(expected_RTV.float().std())
@@ -55,7 +55,7 @@ def why_kernels_differ(model: PreTrainedModel, new_decoder: Callable[[], SlotDec
 
 
 def trial_memory(model: PreTrainedModel, shapes: Sequence[KVShape]) -> RowMemory:
-    """Return memory that fits the rows of the trial."""
+    """Return a memory limit that fits the trial's rows."""
     return RowMemory.of(model, shapes, 1 << 40, _MAX_ROWS, _MAX_TOKENS)
 
 
@@ -74,7 +74,7 @@ def _decoded(decoder: SlotDecoder, prompts: list[IntArray], token_RT: IntArray, 
             rows = Rows(depth, prompt_R, index_R, token_R, slot_R, index_R, index_R)
             logits.append(decoder.feed(decoder.place(rows, prompt_R))[:, :_MAX_COMPARED].clone())
             slot_R = index_R
-        # Draw from fixed logits: the kernels may round theirs differently, and then a draw may differ too.
+        # Draw from fixed logits: the kernels may round logits differently, which could change a draw.
         like = logits[0]
         fixed_RV = torch.linspace(-4, 4, 3 * like.shape[1], device=like.device).view(3, -1).to(like.dtype)
         token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())

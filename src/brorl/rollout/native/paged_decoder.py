@@ -1,4 +1,4 @@
-"""The decoder for a CPU with the C kernels: rows share blocks of keys and values."""
+"""The decoder for CPUs with the C kernels: rows share blocks of keys and values."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ _FIRST_SLOTS = 64
 class PagedCache:
     """Keys and values of rows for the C kernels, in blocks of `KEYS_PER_BLOCK` tokens.
 
-    A block has a slot for each row that was alive when it was written. All rows that grow from that row share its slot.
-    So a prefix is stored once per tree: only its last block is copied when a row forks.
+    A block has a slot for each row that was alive when the block was written. All rows that grow from that row share
+    its slot. So a prefix is stored once per tree, and only the last block is copied when a row forks.
 
-    A slot in a block is the memory of `KEYS_PER_BLOCK` tokens; in `slot_attention`, a slot is the memory of a whole
-    row.
+    Here, a slot is the memory for `KEYS_PER_BLOCK` tokens; in `slot_attention`, a slot is the memory for a whole row.
     """
 
     def __init__(self, kernels: Kernels, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -47,7 +46,7 @@ class PagedCache:
         self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
 
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows of `num_tokens` fit in addition to the prompts. Raise an error if none does."""
+        """Return how many rows of `num_tokens` fit next to the prompts. Raise an error if not even one fits."""
         fits = self.memory.rows(padded_to_blocks(num_tokens), other_bytes)
         if not fits:
             raise self.memory.too_small_error(num_tokens, padded_to_blocks(num_tokens), other_bytes)
@@ -56,7 +55,7 @@ class PagedCache:
     def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
         """Move rows of `num_tokens` tokens so that slot r continues slot source_R[r], with room for `capacity` tokens.
 
-        A slot that is its own source does not move.
+        A slot that continues itself does not move.
         """
         num_rows = source_R.size
         num_complete = num_tokens // KEYS_PER_BLOCK
@@ -129,10 +128,10 @@ class PagedDecoder(Decoder, AttentionContext):
         self._cache = cache
         self._prompts: PromptCache
         self._prompt_R: IntArray
-        self._position = self.longest = 0  # position of the fed tokens, and length of the longest context
+        self._position = self.longest = 0  # position of the tokens being fed, and length of the longest context
 
     def attention(self) -> AbstractContextManager[None]:
-        """Let contexts compute the model's attention; see `Decoder.attention`."""
+        """Hook the model's attention to use contexts; see `Decoder.attention`."""
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
@@ -140,7 +139,7 @@ class PagedDecoder(Decoder, AttentionContext):
         return padded_ranges([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave; see `Decoder.start`."""
+        """Prefill the prompts of a wave; see `Decoder.start`."""
         prompt_cache, logits_PV = shared_prefill(self._model_pass, prompts)
         self._prompts = prompt_cache.for_kernels()
         return logits_PV

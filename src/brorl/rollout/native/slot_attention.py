@@ -1,4 +1,4 @@
-"""Keys and values of slots and their prompts, and the attention of slots to both. A slot is the memory of one row.
+"""Keys and values of slots and their prompts, and the attention of slots to both. A slot is the memory for one row.
 
 Dimensions: P prompts of length S, R slots that reserve T tokens each, U of them with a row, at most W slots per prompt,
 C = P * W grid cells, K key-value heads, G query heads per key-value head, Q = W * G queries per prompt, D head
@@ -27,7 +27,7 @@ _COPIED_AT_ONCE = 1 << 26  # bytes
 
 
 def rounded_up(number: int) -> int:
-    """Round a number of tokens or slots up to one of 16, 32, 48, 64, 96, 128, 192, ..."""
+    """Round a number of tokens or slots up to the next of 16, 32, 48, 64, 96, 128, 192, ..."""
     power = POSITIONS_AT_ONCE
     while power < number:
         power *= 2
@@ -38,8 +38,8 @@ def rounded_up(number: int) -> int:
 class SlotCache:
     """Keys and values of slots, all with the same number of reserved tokens.
 
-    A slot reserves as many tokens as rows currently need: many short slots at first, fewer and longer slots later.
-    Reservations grow in a few steps. At each step, the rows that continue are copied layer by layer.
+    Slots reserve as many tokens as rows currently need: there are many short slots at first, and fewer, longer slots
+    later. Reservations grow in a few steps. At each step, the rows that continue are copied layer by layer.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -58,7 +58,7 @@ class SlotCache:
 
     @property
     def addresses(self) -> list[int]:
-        """Addresses of the keys and values, and the distance between two layers."""
+        """Addresses of the keys and values, and the distance between layers."""
         return [value for x in self._stores for value in (x.data_ptr(), x.shape[1])]
 
     def start(self, prompt_bytes: int) -> None:
@@ -67,12 +67,12 @@ class SlotCache:
         self.max_slots, self._slot_tokens = self._sizes(prompt_bytes)
         self.num_tokens = 0
         room = self.memory.limit - prompt_bytes - self.max_slots * self.memory.bytes_per_row
-        # Logits leave more or less room depending on the number of rows. Keep stores with 3/4 of the tokens that fit.
+        # How much room logits leave depends on the number of rows. Keep stores that hold 3/4 of the tokens that fit.
         enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
         if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
             self._slot_tokens = min(self._slot_tokens, self._capacity)
         else:
-            self._stores, self._views, self.key, self.value = [], [], [], []  # free before more is allocated
+            self._stores, self._views, self.key, self.value = [], [], [], []  # free memory before allocating more
             self._capacity = self._slot_tokens
             # Entries that no row has written get an attention weight of 0, but must be finite, so they start as zeros.
             self._stores = [
@@ -82,7 +82,7 @@ class SlotCache:
             ]
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` fit. Raise an error if not even one does."""
+        """Return how many rows of `num_tokens` fit. Raise an error if not even one fits."""
         fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
             raise self.memory.too_small_error(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
@@ -106,21 +106,21 @@ class SlotCache:
             return
         source, target = to_device(np.stack([source_R[moved], slot_R[moved]]), self._empty.device)
         layer_bytes = moved.size * stored_tokens * self.memory.largest_layer
-        step = 1 if grows else max(1, _COPIED_AT_ONCE // layer_bytes)  # a layer may be read after it is written
+        step = 1 if grows else max(1, _COPIED_AT_ONCE // layer_bytes)  # a layer may be read after being written
         for views in zip(before, self._views, strict=True):
             old, new = (view.narrow(3, 0, stored_tokens) for view in views)
             for layers in map(slice, range(0, new.shape[0], step), range(step, new.shape[0] + step, step)):
                 new[layers][:, target] = old[layers][:, source]
 
     def _reserved(self, num_tokens: int) -> int:
-        """Return the tokens to reserve for rows of this length; constant within a block of 16 positions."""
+        """Return how many tokens to reserve for rows of this length; constant within a block of 16 positions."""
         return min(
             rounded_up(num_tokens // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE + POSITIONS_AT_ONCE - 1),
             self.memory.max_tokens,
         )
 
     def _sizes(self, prompt_bytes: int) -> tuple[int, int]:
-        """Return the maximum number of slots, and their total number of tokens.
+        """Return the maximum number of slots, and the total number of tokens in them.
 
         More short rows fit than full-length rows: their logits may take up to a quarter of the memory.
         """
@@ -150,14 +150,14 @@ class SlotCache:
 
 
 def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least a positive number."""
+    """Return the smallest power of two not less than a positive number."""
     return 1 << (number - 1).bit_length()
 
 
 class SlotPrompts:
     """Keys and values of P prompts, heads first, padded on the right.
 
-    With `keeps`, memory is reused from wave to wave, and P and S are rounded up to a few values.
+    With `keeps`, memory is reused from wave to wave, and P and S are rounded up so they take few distinct values.
     """
 
     def __init__(self, *, keeps: bool) -> None:
@@ -172,12 +172,12 @@ class SlotPrompts:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the keys and values."""
+        """Memory for the keys and values, in bytes."""
         return sum(x.numel() * x.element_size() for x in self._stores)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of prompts and tokens, P and S, including padding."""
+        """Number of prompts P and tokens S, including padding."""
         return self.value[0].shape[1], self.value[0].shape[2]
 
     @property
@@ -186,7 +186,7 @@ class SlotPrompts:
         return [x.data_ptr() for x in (*self._stores, self._bias, self._length)]
 
     def fill(self, cache: PromptCache) -> None:
-        """Take over the prompts of a wave, emptying the cache's lists."""
+        """Take over a wave's prompts, and empty the cache's lists."""
         tokens = rounded_up(cache.value[0].shape[2]) if self._keeps else cache.value[0].shape[2]
         layers = [(cache.key.pop(0), cache.value.pop(0)) for _ in range(len(cache.key))]
         self.length = cache.length
@@ -220,7 +220,7 @@ class SlotPrompts:
         self._set_bias(num_prompts, tokens)
 
     def _set_bias(self, num_prompts: int, tokens: int) -> None:
-        """Write the prompts' lengths, and a bias that hides padded tokens. A padding prompt has full length."""
+        """Write the prompts' lengths, and a bias that hides padding tokens. A padding prompt has full length."""
         length_P = np.append(self.length, [tokens] * (num_prompts - self.length.size))
         like = self.value[0]
         if self._length.device != like.device or self._length.numel() < num_prompts:
@@ -237,7 +237,7 @@ class SlotPrompts:
 
 
 class Grid(NamedTuple):
-    """Arranges R slots in a padded grid of prompts by slots, so that one product serves all prompts.
+    """Arranges R slots in a padded grid of prompts by slots, so a single matrix product serves all prompts.
 
     Slots 0, 1, 2 of prompts 0, 1, 0 form the grid [[0, 2], [1, -]]: cell_R is [0, 2, 1].
     """
@@ -262,7 +262,7 @@ class Grid(NamedTuple):
 
 
 def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
-    """Return each slot's rank within its prompt, and the most slots of any prompt: [0, 1, 0] -> [0, 0, 1], 2."""
+    """Return each slot's index within its prompt, and the most slots per prompt: [0, 1, 0] -> [0, 0, 1], 2."""
     count_P = np.bincount(prompt_U, minlength=num_prompts)
     order = np.argsort(prompt_U, kind="stable")
     rank_U = np.empty_like(order)
@@ -271,9 +271,9 @@ def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
 
 
 class SlotContext(AttentionContext):
-    """One new token for each of the first slots, which attends to its prompt and its own slot with one softmax.
+    """Attention of one new token in each of the first slots, to its prompt and its slot with one softmax.
 
-    The new tokens have index `position` in their slots, shape [1]. The longest context has `longest` tokens.
+    `position`, shape [1], is the new tokens' index in their slots. The longest context has `longest` tokens.
     """
 
     has_windows = True
@@ -324,7 +324,7 @@ class SlotContext(AttentionContext):
         value.index_copy_(2, self._position, value_TKD[:, :, None])
         query = query_THD.unflatten(1, (key.shape[1], -1))  # [R, K, G, D]
         num_groups = query.shape[2]
-        # This also reads reserved tokens that are not in use, so memory is read in one stream and shapes stay fixed.
+        # This also reads reserved tokens not yet in use, so memory is read in one stream and shapes stay fixed.
         bias_T, bias_P1S = self._hidden(window)
         row_score = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, key.shape[:2])
         prompt_score = self._grid.spread(query) @ self._prompts.key[layer].mT  # [K, P, W * G, S]

@@ -1,10 +1,10 @@
 """The decoder for any device: each row has a slot, and a step reads and writes tensors at fixed addresses.
 
-A row with a single rollout never forks. On CUDA, the device draws its tokens and the host collects them every 16
+A row with a single rollout never forks. On CUDA, the device draws such rows' tokens and the host collects them every 16
 positions; only rows with more rollouts need the host at each position. The step can then be a CUDA graph. On other
 devices, the host draws for all rows.
 
-Dimensions: S slots of the state, R of them in a step, U of these with a row, C cells of the grid of prompts and slots,
+Dimensions: S slots in the state, R of them in a step, U of these with a row, C cells in the grid of prompts and slots,
 P prompts, V vocabulary tokens, J = 16 positions.
 """
 
@@ -45,10 +45,10 @@ _NONE = np.empty(0, np.int64)
 
 
 class _State:
-    """The state of S slots on the device. Tensors keep their addresses until more slots are needed."""
+    """The state of S slots on the device. The tensors keep their addresses until more slots are needed."""
 
     def __init__(self, slots: int, cells: int, device: torch.device, *, draws: bool) -> None:
-        self.size = slots, cells  # slots, and cells of the largest grid of prompts and slots
+        self.size = slots, cells  # slots, and cells in the largest grid of prompts and slots
         drawn = slots if draws else 0
         integer = partial(torch.zeros, dtype=torch.int64, device=device)
         number = partial(torch.zeros, dtype=torch.float64 if draws else torch.float32, device=device)
@@ -57,7 +57,7 @@ class _State:
         self.logprob_SJ = number(drawn, POSITIONS_AT_ONCE)
         self.uniform_SJ = number(drawn, POSITIONS_AT_ONCE)  # uniform numbers for 16 positions
         self.cell_S, self.slot_C = integer(slots), integer(cells)
-        self.position = integer(1)  # position of the fed tokens
+        self.position = integer(1)  # position of the tokens being fed
 
     @property
     def addresses(self) -> list[int]:
@@ -68,8 +68,8 @@ class _State:
 class SlotDecoder(Decoder):
     """Tree attention: a slot attends to its prompt's keys and its own.
 
-    With graphs, the prompts and the logits keep their tensors, and sizes are rounded up to a few values. `draws` says
-    whether the device draws for single-rollout rows.
+    With graphs, the prompts and the logits keep their tensors, and sizes are rounded up so they take few distinct
+    values. With `draws`, the device draws for single-rollout rows.
     """
 
     def __init__(
@@ -110,18 +110,18 @@ class SlotDecoder(Decoder):
         return True
 
     def attention(self) -> AbstractContextManager[None]:
-        """Let contexts compute the model's attention; see `Decoder.attention`."""
+        """Hook the model's attention to use contexts; see `Decoder.attention`."""
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
         """Split prompts into waves that leave memory for rows; see `Decoder.split`."""
         most = self.cache.memory.prompt_tokens
         if self._graphs is not None:
-            most //= 3  # rounding up gives at most 2 times as many prompts with 1.5 times as many tokens
+            most //= 3  # rounding up gives at most twice as many prompts with 1.5 times as many tokens
         return padded_ranges([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, most))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave; see `Decoder.start`."""
+        """Prefill the prompts of a wave; see `Decoder.start`."""
         cache, logits_PV = shared_prefill(self.model_pass, prompts)
         self._prompts.fill(cache)
         self.cache.start(self._prompts.num_bytes)
@@ -133,7 +133,7 @@ class SlotDecoder(Decoder):
             self._state = _State(*sizes, self.model_pass.device, draws=self.draws)
         self._device_slots = _NONE
         self._prompt_S = np.zeros(slots, np.int64)
-        self._state.start_S.zero_()  # slots without a row also compute; keep their positions valid for this wave
+        self._state.start_S.zero_()  # slots without a row are computed too; keep their positions valid for this wave
         if self._graphs is not None:
             if self._logits.shape[0] < slots:
                 self._logits = logits_PV.new_empty(slots, logits_PV.shape[1])
@@ -171,7 +171,7 @@ class SlotDecoder(Decoder):
         return rows
 
     def draw_on_device(self, slot_R: IntArray, uniform_RJ: FloatArray) -> None:
-        """Let the device draw for single-rollout rows until `collect_drawn`, with these uniform numbers, [R, 16]."""
+        """Let the device draw for single-rollout rows until `collect_drawn`, using these uniform numbers, [R, 16]."""
         self._device_slots = np.concatenate([self._device_slots, slot_R])
         self._uploads.append((self._state.uniform_SJ, slot_R, uniform_RJ))
 
@@ -234,7 +234,7 @@ class SlotDecoder(Decoder):
         state.logprob_SJ[:num_slots].index_copy_(1, after, logprob_R[:, None].double())
 
     def _new_slots(self, source_R: IntArray, depth: int) -> IntArray:
-        """Return each row's slot at a depth: its source if the row can stay there, or a free slot."""
+        """Return each row's slot at a depth: its source if the row can stay there, otherwise a free slot."""
         if depth == 1 or self.cache.grows(depth):
             return np.arange(source_R.size)
         limit = self.cache.rows_that_fit(depth) if self._device_slots.size else source_R.size
