@@ -115,7 +115,7 @@ class CodeTests:
     # The dataset's time limit per case, meant for compiled languages; None if the dataset sets no limit.
     time_limit_s: float | None = None
     memory_bytes: float | None = None  # the dataset's memory limit; None if the dataset sets no limit
-    prelude: str = ""  # code that runs before the answer, such as the imports that the dataset's own judge adds
+    prelude: str = ""  # code that runs before the answer, such as the imports that the dataset's judge adds
     # A passing answer for testing the verifier; None if the dataset does not have one in Python 3.
     solution: str | None = None
 

@@ -47,7 +47,7 @@ _FORM = '[{"role": "user", "content": "..."}]'
 
 
 def read_columns(row: Row, source: FileSource, seed: int) -> Question:
-    """Return the question of a row. The seed permutes its options.
+    """Return a row's question. The seed determines the order of its options.
 
     For an environment, the reference is the whole row as JSON. A row without a question or an answer raises a
     `ValueError` with the problem and the fix.

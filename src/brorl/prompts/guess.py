@@ -64,7 +64,7 @@ def guess_meaning(
     options_column: Sequence[str] = (),
     first_option: int | None = None,
 ) -> Guess:
-    """Guess what the columns of a file, a folder or a dataset mean. Columns and a domain that are given are kept.
+    """Guess what the columns of a file, a folder or a dataset mean. Any given columns and domain are kept.
 
     A layout is chosen if all its columns exist and it can read the rows. For mathematics, columns with clear names take
     precedence over a layout. Option columns mean multiple-choice questions, unless the given domain is not science.

@@ -95,7 +95,7 @@ class FileSource(Section):
     @field_validator("path")
     @classmethod
     def _absolute(cls, path: str) -> str:
-        """Make a local path absolute, so that a run can be resumed from any folder."""
+        """Make a local path absolute, so a run can resume from any directory."""
         local = Path(path).expanduser()
         is_pattern = not {*"*?["}.isdisjoint(path)
         return str(local.absolute()) if path.strip() and (exists(local) or is_pattern) else path

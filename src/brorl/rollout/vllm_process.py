@@ -249,7 +249,7 @@ def _completion(response: Any) -> Completion:
 
 
 def _arguments(setup: VllmSetup) -> dict[str, Any]:
-    """Return the arguments of `vllm.LLM`."""
+    """Return the arguments for `vllm.LLM`."""
     on_cpu = setup.device == "cpu"
     arguments: dict[str, Any] = {
         "model": setup.source,

@@ -79,7 +79,7 @@ class RowMemory:
     """How much memory rows use, and how many fit under a limit."""
 
     limit: int  # bytes for the keys and values of rows and prompts, and for the logits of rows
-    max_rows: int  # maximum number of rows
+    max_rows: int  # maximum number of rows at a time
     max_tokens: int  # maximum tokens per row
     bytes_per_token: int  # keys and values of one token, in all layers
     largest_layer: int  # bytes for a token's keys and values in the largest layer

@@ -89,7 +89,7 @@ class _Inspection(TorchDispatchMode):
 
 
 def graphs_on(device: torch.device, choice: GraphChoice, echo: Echo) -> StepGraphs | None:
-    """Return a recorder of steps; None if graphs are off, the device does not support them, or a trial fails."""
+    """Return a step recorder; None if graphs are off, the device does not support them, or a trial fails."""
     if choice == "off" or device.type != "cuda":
         return None
     graphs = StepGraphs(choice, echo, partial(CudaCapture, device))

@@ -61,7 +61,7 @@ class Growth:
         return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
     def _first_rows(self, wave: IntArray) -> Rows:
-        """Return the initial rows of a wave of prompts, which are prefilled and decoded together."""
+        """Return the initial rows for a wave: prompts that are prefilled and decoded together."""
         no_node = np.full(wave.size, -1)
         index_R = np.arange(wave.size)
         rollouts_R = self._rollouts_P[wave]

@@ -92,10 +92,10 @@ class SlotDecoder(Decoder):
         self._state = _State(0, 0, model_pass.device, draws=draws)
         self._prompts = SlotPrompts(keeps=graphs is not None)
         self._logits = torch.empty(0, 0, device=model_pass.device)
-        self._device_slots = self._used = _NONE  # slots that the device draws for, and all slots in use
+        self._device_slots = self._used = _NONE  # slots that the device draws for; all slots in use
         self._prompt_S = _NONE  # index of each slot's prompt
         self._grid: Grid | None = None  # grid of the slots in use; None after they change
-        # Writes queued for `_upload`: the target on the device, its rows (None for all), and the numbers.
+        # Writes queued for `_upload`: the target on the device, its rows (None for all), and the values.
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
     def reuse_for(self, memory: RowMemory, sampling: SamplingParams) -> bool:
