@@ -58,7 +58,7 @@ def count_words(text: str) -> int:
 
 
 def count_capital_words(text: str) -> int:
-    """Return the number of tokens that have letters but none in lower case. `IT'S` is two tokens."""
+    """Return the number of tokens that contain letters, none of them lowercase. `IT'S` is two tokens."""
     return sum(map(str.isupper, chain.from_iterable(map(_tokens, _SEPARATOR.split(text)))))
 
 

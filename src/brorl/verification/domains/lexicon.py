@@ -31,7 +31,7 @@ class Lexicon:
 
     def __init__(self, text: str) -> None:
         letter_of: dict[str, str] = {}
-        self._longest: dict[str, int] = {}  # first word of a phrase -> most words in such a phrase
+        self._longest: dict[str, int] = {}  # first word -> number of words in its longest phrase
         for paragraph in text.strip().split("\n\n"):
             heading, _, phrases = paragraph.partition("\n")
             for phrase in map(str.strip, phrases.replace("\n", " ").split(",")):

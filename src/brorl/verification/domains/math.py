@@ -43,7 +43,7 @@ class MathVerifier:
     """Accepts answers that are mathematically equal to the reference.
 
     Args:
-        pool: The workers that compare, with a wall-time limit for calls that do not stop on their own.
+        pool: Workers for the comparisons, with a wall-time limit for calls that never return.
         cache_size: Number of (reference, answer) pairs whose verdicts are cached, 1 or more.
         limit_s: CPU seconds per comparison, above 0; None for half of the pool's timeout. Unlike wall time, CPU time
             does not depend on the machine's load.

@@ -55,7 +55,7 @@ class ScienceVerifier:
     """Accepts the correct option, or an answer that equals the reference.
 
     Args:
-        pool: The workers that compare formulas.
+        pool: Workers that compare formulas.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -65,7 +65,7 @@ class ScienceVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses. Workers' verdicts are cached, including CPU timeouts.
 
-        The reasons are those of `MathVerifier`, `not an option`, `several options` and `different unit`.
+        The reasons are those of `MathVerifier` plus `not an option`, `several options` and `different unit`.
         """
         return self._cache.verify_all(items, _find, self._decide)
 

@@ -197,7 +197,7 @@ def parse_unit(text: str) -> Unit | None:
 
 @lru_cache(maxsize=4096)
 def parse_units(text: str) -> tuple[Unit, ...]:
-    """Return the units that plain text or LaTeX can mean; none if part is unknown or it exceeds 80 characters."""
+    """Return the units that plain text or LaTeX can mean; none if part is unknown or text is over 80 characters."""
     if len(text) > _MAX_CHARACTERS:
         return ()
     text = _plain_unit(text)

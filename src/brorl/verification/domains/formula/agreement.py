@@ -32,7 +32,7 @@ _REFIRE_S = 0.1  # the alarm repeats, because a bare `except` or a destructor ma
 
 
 class _OverrunError(BaseException):
-    """The time is up. Not an Exception, because libraries catch those in many places."""
+    """Time is up. Not an Exception, because libraries catch those in many places."""
 
 
 def agree_each(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:

@@ -108,7 +108,7 @@ class FormComparison:
         return self._same_kind(reference, answer)
 
     def _single(self, form: Form) -> Form:
-        r"""Return `\frac{1}{2}` for `\frac{1}{2} or 0.5`, which gives one value twice; other forms as they are."""
+        r"""Reduce `\frac{1}{2} or 0.5`, one value given twice, to `\frac{1}{2}`; return other forms unchanged."""
         if isinstance(form, Listing) and form.joint == "or" and not any(variables(item) for item in form.items[1:]):
             first = normal(form.items[0])
             if not isinstance(first, Listing) and all(self.same(first, item) for item in form.items[1:]):

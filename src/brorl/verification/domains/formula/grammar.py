@@ -292,7 +292,7 @@ class AnswerReader(ExpressionReader):
         return self.has_units and self._measure() is not None
 
     def _measure(self) -> tuple[str, str, int] | None:
-        """Return the next (unit or counted noun, words after it, end); None if there is no unit or noun."""
+        """Return the next (unit or counted noun, words after it, end); None if there is neither."""
         if self.taken:
             return None
         end = self._boundary(in_unit=True)
@@ -302,7 +302,7 @@ class AnswerReader(ExpressionReader):
         for length in range(len(tail), 0, -1):
             if length < len(tail) and not is_beside_unit(tail[length]):
                 break
-            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # no inches in `5 N in the direction`
+            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # not inches: `5 N in the direction`
                 continue
             if (unit := _unit(tail[:length])) is not None:
                 return unit, words_of(tail[length:]), end

@@ -319,7 +319,7 @@ def _with_condition(tokens: list[Token]) -> list[Token]:
 
 
 def closing_brace(tokens: Sequence[Token], start: int = 0) -> int | None:
-    """Return the index of the brace that closes the brace at `start`; None without such a pair."""
+    """Return the index of the brace that closes the brace at `start`; None if there is no pair."""
     depth = 0
     for at in range(start, len(tokens)):
         depth += (tokens[at].text == "{") - (tokens[at].text == "}")

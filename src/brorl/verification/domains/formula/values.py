@@ -35,7 +35,7 @@ _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
 def same_value(reference: Expression, answer: Expression, is_complex: bool = False) -> bool:
-    """Return whether two expressions are equal wherever the first is real. `is_complex` makes i imaginary."""
+    """Return whether expressions are equal wherever the first is real. With `is_complex`, i is the imaginary unit."""
     fixed = {IMAGINARY: mp.mpc(0, 1)} if is_complex else {}
     names = sorted((variables(reference) | variables(answer)) - fixed.keys())
     for base in [mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(reference), *walk(answer)) else [mp.e]:

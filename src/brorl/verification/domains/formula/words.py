@@ -166,7 +166,7 @@ _SHOUTED = _words("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM")
 
 
 def are_same_words(reference: str, answer: str) -> bool:
-    """Return whether strings match word by word. Case matters only in letters that form no word, such as `BDAC`."""
+    """Return whether strings match word by word. Case matters only in letters that are not a word, such as `BDAC`."""
     if "\\" in reference:
         return reference == answer
     words, answer_words = (_without_article(text.split()) for text in (reference, answer))
