@@ -238,7 +238,7 @@ def _outer(ends: Sequence[Fraction]) -> list[tuple[Fraction, int]]:
 
 
 def _whole_beside(breaks: _Breaks, signed: bool, most: int | None) -> list[Fraction]:
-    """Return whole numbers next to the breaks and large ones up to a bound, negative ones only if `signed`."""
+    """Return whole numbers next to the breaks, and large ones if `most` is None; negative ones only if `signed`."""
     beside = {floor(end) + step for end in breaks.at for step in (-1, 0, 1, 2)} | {ceil(2 * end) for end in breaks.at}
     sizes = [] if most else [*map(floor, _far(breaks)), 10**6 + 3]
     signs = (1, -1) if signed else (1,)
