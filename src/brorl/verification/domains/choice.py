@@ -1,8 +1,8 @@
-r"""Finds the option that a response to a multiple-choice question names, by a strict grammar, in linear time.
+r"""Finds the option named in a response to a multiple-choice question, with a strict grammar, in linear time.
 
-The grammar never sees the right option. The last box decides, else the last `the answer is`, else a last sentence such
-as `B is correct`, else the whole response (docs/how-to/verify_science.md). A statement with words other than a reason,
-such as `B or so`, does not name an option.
+The grammar never sees the correct option. It reads the last box, or else the last `the answer is`, or else a final
+sentence such as `B is correct`, or else the whole response (docs/how-to/verify_science.md). A statement with words
+other than a reason, such as `B or so`, does not name an option.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUOTES = "\"'\u201c\u201d "
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _SO = r"(?:so|thus|hence|therefore)\b,? *"
 _I_THINK = r"I (?:(?:would|will|\'ll) )?(?:think|believe|conclude|say)(?: that)? "
-# `The answer is`, `..., so the answer is`, `Since ..., the answer is`: begins a sentence or follows such a clause.
+# Starts a sentence or follows a clause: `The answer is`, `..., so the answer is`, `Since ..., the answer is`.
 _MARKER = re.compile(
     rf"(?:(?:^[ \t#>*_-]*+|[.!;] +)(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|, *{_SO})"
     rf"(?:{_I_THINK})?(?:<answer>|[*_]*(?:(?:the|my) +)?"
@@ -52,7 +52,7 @@ _HEDGE = re.compile(
     r"doubt|else|otherwise|wait|actually|instead|rather)\b|[?\n]",
     re.IGNORECASE,
 )
-_SUPPOSED = re.compile(r"\bwould\b.* only if\b|\bif\b.*, .*\bwould have been\b", re.IGNORECASE)  # it is not so
+_SUPPOSED = re.compile(r"\bwould\b.* only if\b|\bif\b.*, .*\bwould have been\b", re.IGNORECASE)  # contrary to fact
 _EXPLANATION = re.compile(
     r"\n[\s#>*_]*(?:explanation|reason|reasoning|rationale|justification)\b[*_ ]*(?::|\n)", re.IGNORECASE
 )
@@ -63,7 +63,7 @@ _OTHER_LETTER = re.compile(r"\b[A-J]\b(?!['\u2019])")
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
 )
-_JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and its option's text: `B: 42`
+_JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and the option's text: `B: 42`
 
 
 class ChosenOption(NamedTuple):
@@ -75,7 +75,7 @@ class ChosenOption(NamedTuple):
 
 
 def chosen_option(response: str, choices: Choices) -> ChosenOption:
-    """Find the option that a response names. The response may be any string. The right option plays no role."""
+    """Find the option that a response names. The response may be any string. The correct option is not used."""
     response = without_next_turn(response)
     box = find_last_box(response)
     if box is not None:
@@ -91,7 +91,7 @@ def chosen_option(response: str, choices: Choices) -> ChosenOption:
 
 
 def _stated(text: str, choices: Choices) -> ChosenOption | None:
-    """Read the last `the answer is`, else a last sentence such as `B is correct`; None without one."""
+    """Read the last `the answer is`, or else a final sentence such as `B is correct`; None if there is neither."""
     markers = list(_MARKER.finditer(text))
     if not markers:
         return _in_conclusion(text.strip(), choices)
@@ -102,7 +102,7 @@ def _stated(text: str, choices: Choices) -> ChosenOption | None:
 
 
 def _without_remarks(statement: str, choices: Choices) -> str:
-    """Return the sentence in a statement that names an option, if the sentences after it do not change it."""
+    """Cut a statement after the sentence that names an option, unless later sentences change the option."""
     ends = [end.start() for end in _REMARK.finditer(statement)]
     for end in reversed(ends[:_MAX_SENTENCES]):
         option = _with_reason(statement[:end], choices)
@@ -124,7 +124,7 @@ def _are_remarks(rest: str, option: int, choices: Choices) -> bool:
 
 
 def _is_remark(sentence: str, option: int, choices: Choices) -> bool:
-    """Return whether a sentence at most mentions other options: `Option A is too light.`, but not `C or D.`."""
+    """Return whether a sentence does no more than comment on other options: `Option A is too light.`, not `C or D.`."""
     if _option(sentence, choices) not in (None, option):
         return False
     others = {choices.letters.find(letter) for letter in _OTHER_LETTER.findall(sentence)} - {-1, option}
@@ -134,7 +134,7 @@ def _is_remark(sentence: str, option: int, choices: Choices) -> bool:
 
 
 def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
-    """Read the last box, earlier boxes in its paragraph, and the words after it."""
+    """Read the last box, along with earlier boxes in its paragraph and the words after it."""
     before, after = response[max(box.start - _READ, 0) : box.start], response[box.end : box.end + _READ]
     option = _option(box.content, choices)
     if option is None and len(box.content) <= _READ and not _OTHER_LETTER.search(_clean(box.content)):
@@ -156,7 +156,7 @@ def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
 
 
 def _in_conclusion(text: str, choices: Choices) -> ChosenOption | None:
-    """Read a last sentence such as `B is correct`; None for any other ending."""
+    """Read a final sentence such as `B is correct`; None for any other ending."""
     paragraph = text.rpartition("\n\n")[2].split("\n")
     line = paragraph[-1].strip(" *_$")
     conclusions = list(_CONCLUSION.finditer(line))
@@ -172,7 +172,7 @@ def _in_conclusion(text: str, choices: Choices) -> ChosenOption | None:
 
 
 def _with_reason(statement: str, choices: Choices) -> int | None:
-    """Return the option of a statement that may end with a reason: `D, since the others are too small`, `B, not A`."""
+    """Return the option in a statement that may end with a reason: `D, since the others are too small`, `B, not A`."""
     option = _option(statement, choices)
     match = _REASON.search(statement) if option is None else None
     if match is None or _HEDGE.search(match[1]):
@@ -187,7 +187,7 @@ def _chosen(option: int | None, statement: str, several: bool) -> ChosenOption:
 
 
 def _option(statement: str, choices: Choices) -> int | None:
-    """Return the index of the option that a statement names; None if it has any other words."""
+    """Return the index of the option that a statement names; None if the statement contains anything else."""
     if len(statement) > _READ or "\n" in statement.replace("</answer>", "").strip():
         return None
     text = LABEL.sub("", _clean(statement), count=1)
@@ -205,7 +205,7 @@ def _option(statement: str, choices: Choices) -> int | None:
 
 
 def _option_of_text(text: str, choices: Choices) -> int | None:
-    """Return the index of the option with this text. Case matters only if several options match without it."""
+    """Return the index of the option with this text. Case is ignored unless several options then match."""
     matches = places(_cleaned(choices.options), _clean(text))
     return matches[0] if len(matches) == 1 else None
 

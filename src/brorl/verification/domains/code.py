@@ -1,7 +1,7 @@
-"""Verifier of Python programs: finds the program in a response and runs it in the sandbox.
+"""Verifier for Python programs: finds the program in a response and runs it in the sandbox.
 
-The program is one of the fenced Python blocks. If there are several, their syntax decides, and the sandbox reads it:
-this process never parses what a response wrote. Expected values stay in this process.
+The program is one of the fenced Python blocks. If there are several, it is chosen by syntax, inside the sandbox: this
+process never parses a response's code. Expected values stay in this process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verifier import KEEP_TIMEOUT_S, Pair, TrialResponses, VerdictCache
 
 MAX_CODE = 100_000
-"""Longest program that is run, in characters."""
+"""Maximum length of a program, in characters; longer ones are not run."""
 
 _OPENING = re.compile(r"(?P<before>.*?)(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)[ \t]*+(?P<info>[^`\n]{0,200}+)")
 _INFO = re.compile(r"\{?\.?(?P<language>[\w+#-]*)\}?(?:[ \t{:].*)?")
@@ -53,7 +53,7 @@ def python_blocks(response: str) -> list[str]:
 
     These are the blocks marked as Python, or, if there are none, the blocks without a language. Blank blocks and blocks
     in other languages are never returned. A block without a closing fence ends at the end of the response, or at the
-    next fence that has an info string. Shorter fences, and fences of the other character, are part of the code.
+    next fence with an info string. Shorter fences and fences made of the other character are part of the code.
     """
     marked: list[str] = []
     unmarked: list[str] = []
@@ -66,7 +66,7 @@ def python_blocks(response: str) -> list[str]:
 
 
 def _blocks(response: str) -> Iterator[tuple[str, str]]:
-    """Yield (language, code) of each block, in one pass over the lines."""
+    """Yield (language, code) for each block, in one pass over the lines."""
     opening: tuple[str, str, int] | None = None
     code: list[str] = []
     for raw in response.split("\n"):
@@ -93,7 +93,7 @@ def _blocks(response: str) -> Iterator[tuple[str, str]]:
 
 
 def _opening(line: str) -> tuple[str, str, int] | None:
-    """Return (fence, language, indentation) of the block that a line opens; None if it does not open one."""
+    """Return (fence, language, indentation) of the block that a line opens; None if it does not open a block."""
     if "```" not in line and "~~~" not in line:
         return None
     opening = _OPENING.fullmatch(line)
@@ -104,36 +104,36 @@ def _opening(line: str) -> tuple[str, str, int] | None:
     return opening["fence"], info["language"].lower(), 0 if before.strip() else len(before)
 
 
-_ALL_CASES = 10  # the limit for all cases, as a multiple of the limit for one
-_SLOWER = 3.0  # factor for datasets' time limits, which are meant for compiled languages
+_ALL_CASES = 10  # time limit for all cases, as a multiple of the limit for one case
+_SLOWER = 3.0  # multiplies datasets' time limits, which assume compiled languages
 _MIN_CASE_S = 1.0
-_MIN_MEMORY = 1 << 30  # contest programs give a thread a 512 MiB stack
+_MIN_MEMORY = 1 << 30  # contest programs start threads with a 512 MiB stack
 _NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # Python rejects null characters and lone surrogates
 
 
-_CHOICE_BYTES = 256 << 20  # memory for parsing blocks; 100,000 characters of an ordinary program take a tenth of it
+_CHOICE_BYTES = 256 << 20  # memory limit for parsing blocks; 100,000 characters of ordinary code use a tenth
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The tests of one reference, read once."""
+    """The tests in one reference, parsed once."""
 
     tests: CodeTests
     calls: tuple[ExpectedCall, ...] | None  # None if a whole program or test code must run
 
 
 class _Chosen(NamedTuple):
-    """The code in a response, and the seconds that finding it took."""
+    """The code in a response, and the seconds spent finding it."""
 
     code: Verdict | str | None  # None if there is no block; a verdict if the blocks could not be read
     seconds: float = 0.0
 
 
 class CodeVerifier:
-    """Accepts programs that pass all tests. Raises a UserError if no sandbox level holds on this machine.
+    """Accepts programs that pass all tests. Raises a UserError if no sandbox level works on this machine.
 
-    One case may take `timeout_s`, all cases together ten times that. With `partial_credit` all cases run, and the score
-    is the fraction that pass.
+    Each case may take `timeout_s`, and all cases together ten times that. With `partial_credit`, all cases run and the
+    score is the fraction that pass.
     """
 
     def __init__(
@@ -155,8 +155,7 @@ class CodeVerifier:
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `batch timeout`, `out of memory`, `too much output`, `too many
         threads`, `broke the sandbox protocol`, `killed by signal ...` and `did not return a plain value`. Verdicts
-        are cached. If a case hit a time limit, its verdict is cached for only an hour, because the machine may be
-        faster later.
+        are cached, but only for an hour if a case hit a time limit, because the machine may be faster later.
         """
         plans = {reference: _plan(reference) for reference in dict.fromkeys(prompt.reference for prompt, _ in items)}
         chosen = self._choose(items, plans)
@@ -171,7 +170,7 @@ class CodeVerifier:
         return [replace(v, seconds=v.seconds + choice.seconds) for v, choice in zip(verdicts, chosen, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find malformed tests, and test code that fails before it calls the answer."""
+        """Find malformed tests and test code that fails before calling the answer."""
         problems: dict[str, str] = {}
         probed: dict[str, TestCode] = {}
         for reference in dict.fromkeys(references):
@@ -192,13 +191,13 @@ class CodeVerifier:
         return {reference: problems[reference] for reference in dict.fromkeys(references) if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the tests' own solutions, or an empty program if there are none."""
+        """Return the solutions that come with the tests, or an empty program if there are none."""
         solutions = [CodeTests.from_text(text).solution for text in (reference, *others)]
         right, *wrong = (f"```python\n{solution or 'pass'}\n```" for solution in solutions)
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
 
     def _choose(self, items: Sequence[tuple[Prompt, str]], plans: Mapping[str, _Plan]) -> list[_Chosen]:
-        """Return the code in each response. If it has several blocks, the sandbox reads them, each pair once."""
+        """Return the code in each response. The sandbox chooses among several blocks, once per distinct pair."""
         pairs: list[tuple[str, tuple[str, ...]]] = []
         own_s: list[float] = []
         for prompt, response in items:
@@ -236,7 +235,7 @@ class CodeVerifier:
         return Clock(case_s, _ALL_CASES * case_s, memory)
 
     def _verdict(self, code: str, outcome: Outcome | Undecided) -> tuple[Verdict, float]:
-        """Return the verdict, and the number of seconds to keep it."""
+        """Return the verdict and how many seconds to cache it."""
         if isinstance(outcome, JudgeTimeout):
             return verdict_of(BATCH_TIMEOUT, code), 0.0
         if isinstance(outcome, Undecided):
@@ -266,10 +265,10 @@ def _plan(reference: str) -> _Plan:
 
 
 def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
-    """Raise a ValueError for values nested too deeply for messages between processes."""
+    """Raise a ValueError if a value is nested too deeply to pass between processes."""
     for index, call in enumerate(calls):
         for named, value, depth in (
-            ("the arguments of case {} are", call.arguments, MAX_DEPTH + 1),  # one level is the tuple of arguments
+            ("the arguments of case {} are", call.arguments, MAX_DEPTH + 1),  # the argument tuple adds one
             ("the expected value of case {} is", call.expected, MAX_DEPTH),
         ):
             try:
@@ -308,7 +307,7 @@ def _chosen(codes: Sequence[str], reply: Reply | Undecided) -> _Chosen:
 
 
 def _runnable(code: Verdict | str | None) -> Verdict | str:
-    """Return a response's code, or the verdict if it has no code that can run."""
+    """Return a response's code, or the verdict if there is no code to run."""
     if code is None:
         return verdict_of(NO_CODE)
     if isinstance(code, Verdict):

@@ -1,8 +1,8 @@
-"""Calls to an answer's function with their expected values; some are read from test code.
+"""Calls to an answer's function, with their expected values; some are parsed from test code.
 
     `assert f(2) == 4`  ->  ExpectedCall(arguments=(2,), expected=4)
 
-Values arrive as exact builtin types or as `Elements`: nothing here runs the answer's methods.
+Values arrive as exact built-in types or as `Elements`, so the answer's methods never run here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeGuard
 from brorl.prompts.code_tests import TestCode
 from brorl.verification.sandbox.values import Size, encode, size_of
 
-# Maximum text lengths (see `values`): a container's brackets, a complex number, the largest float as an integer.
+# Maximum encoded lengths (see `values`) of a container's brackets, a complex number, the largest float as an integer.
 _BRACKETS, _COMPLEX_BYTES, _MAX_FLOAT_BYTES = 8, 64, 280
 _COMPLEX_PARTS = 2
 _SMALL = 1 << 64
@@ -25,7 +25,7 @@ _SMALL = 1 << 64
 
 @dataclass(frozen=True)
 class ValueRule:
-    """The rule for when two values are the same."""
+    """Decides when two values count as the same."""
 
     absolute: float = 0.0  # allowed absolute error if either number is a float
     relative: float = 0.0  # allowed error relative to the expected number; added to `absolute`
@@ -33,14 +33,14 @@ class ValueRule:
     any_order: bool = False  # whether the items of an outer list or tuple may be in any order
 
     def same(self, expected: object, value: object) -> bool:
-        """Return whether the program's value, of builtin types and any depth, is the expected value."""
+        """Return whether the program's value, made of built-in types at any depth, is the expected value."""
         try:
             if not self.any_order or not isinstance(expected, list | tuple):
                 return self._same(expected, value)
             if not self._alike(value, expected) or len(expected) != len(value):
                 return False
             missing = Counter(map(self._key, expected))
-            for key in map(self._key, value):  # never store an unexpected key: an answer could choose equal hashes
+            for key in map(self._key, value):  # never store an unexpected key: an answer could force hash collisions
                 if not missing[key]:
                     return False
                 missing[key] -= 1
@@ -86,7 +86,7 @@ class ValueRule:
             return False
 
     def _key(self, value: object) -> Hashable:
-        """Return a key that equal values share. A bool is not a number. Lists and tuples may be alike."""
+        """Return a key shared by equal values. A bool is not a number. A list may equal a tuple."""
         if isinstance(value, list | tuple):
             return ("sequence" if self.sequences_alike else type(value), *map(self._key, value))
         if isinstance(value, set | frozenset):
@@ -113,7 +113,7 @@ class ExpectedCall:
     arguments: tuple[object, ...]  # positional
     expected: object  # the expected value
     rule: ValueRule = _EQUAL  # how values are compared
-    unwrap: bool = False  # whether 4 is accepted for an expected [4]
+    unwrap: bool = False  # whether 4 is accepted where [4] is expected
 
     @cached_property
     def max_size(self) -> Size:
@@ -130,7 +130,7 @@ class ExpectedCall:
 
 def _largest_size(expected: object) -> Size:
     """Return an upper bound on the encoded size of every value that `ValueRule.same` can accept."""
-    # Numbers have longer forms: 1e300 equals a 300-digit integer, and 2 a complex number. A list can be a tuple.
+    # Equal numbers can be longer: 1e300 equals a 301-digit integer, and 2 a complex number. A list can be a tuple.
     if isinstance(expected, list | tuple | set | frozenset | dict):
         items = [item for pair in expected.items() for item in pair] if isinstance(expected, dict) else expected
         sizes = [_largest_size(item) for item in items]

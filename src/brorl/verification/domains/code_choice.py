@@ -1,8 +1,8 @@
 """Chooses the program among the Python blocks in a response, by their syntax.
 
-Parsing can take time and memory quadratic in the length of the text: `import a.a.a...` of 98,000 characters takes 2.5
-GB. So the trainer never calls this module. `CodeVerifier` sends its source to the sandbox as a program, and calls
-`choose_block` there. The module imports only the standard library, and never executes what a response wrote.
+Parsing can take quadratic time and memory: `import a.a.a...` with 98,000 characters takes 2.5 GB. The trainer therefore
+never calls this module. Instead, `CodeVerifier` sends its source to the sandbox as a program and calls `choose_block`
+there. The module imports only the standard library and never executes a response's code.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _WORD = re.compile(r"[^\W\d]\w*+")
 _READING = frozenset({"input", "raw_input", "stdin", "open", "fileinput"})
 _PRINTING = frozenset({"print", "pprint", "stdout", "write", "writelines"})
 _BUILT_IN = frozenset({*dir(builtins), "__file__"})
-_NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # begins a session (`>>> f(2)`) or an indented excerpt of a program
+_NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # starts a session (`>>> f(2)`) or an indented excerpt of a program
 
 
 def choose_block(codes: Sequence[str], function: str | None, has_input: bool, known: Collection[str]) -> int:
-    """Return the index of the last block that has what the tests need, or else of the last block.
+    """Return the index of the last block that has what the tests need, or else the last block.
 
-    Tests of a function need a block that defines it, or a `Solution` with such a method. Other tests (None) need a
-    program that prints. If there is input and any program reads it, the chosen one must too. A block that uses names
-    from an earlier block, or omits parts with `...`, is not a program. Blocks may use `known` names without binding
-    them.
+    Tests of a function need a block that defines it, or a `Solution` class with a method of that name. Other tests
+    (`function` is None) need a program that prints. If there is input and any program reads it, the chosen program must
+    read it too. A block that uses names from an earlier block or omits parts with `...` does not count as a program.
+    Blocks may use `known` names without binding them.
     """
     blocks = [_Block.of(code, known) for code in codes]
     last = len(blocks) - 1
@@ -83,7 +83,7 @@ class _Block(NamedTuple):
         return bool(acting) and not _leaves_out(self.body)
 
     def defines(self, function: str) -> bool:
-        """Return whether the block defines a function, or a class `Solution` with such a method."""
+        """Return whether the block defines a function, or a `Solution` class with a method of that name."""
         if self.body is None:
             text = rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^class[ \t]+Solution\b"
             return re.search(text, self.code, re.MULTILINE) is not None
@@ -91,9 +91,9 @@ class _Block(NamedTuple):
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope, including those inside `if`, `try` and the like."""
+    """Yield the statements in a scope, including those inside `if`, `try` and similar blocks."""
     left: list[Any] = list(body)
-    while left:  # no recursion: `elif` chains are nested
+    while left:  # not recursive, because `elif` chains nest deeply
         statement = left.pop()
         yield statement
         if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -107,7 +107,7 @@ def _makes(statement: ast.stmt, name: str) -> bool:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             empty = all(isinstance(part, ast.Pass) or _is_constant(part) for part in statement.body)
             return statement.name == name and not empty and not _leaves_out(statement.body)
-        case ast.ImportFrom(module=module, names=aliases):  # `from solution import f` is an example
+        case ast.ImportFrom(module=module, names=aliases):  # `from solution import f` is a usage example
             own = any(name == (alias.asname or alias.name) for alias in aliases)
             return own and str(module).partition(".")[0] in sys.stdlib_module_names
         case ast.ClassDef(name=kind, body=body):

@@ -1,4 +1,4 @@
-"""Judges of programs: each runs one answer against its tests, up to the first failing case.
+"""Judges for programs: each runs one answer against its tests and stops at the first failing case.
 
 Expected values stay in this process, or in a separate process that runs test code.
 """
@@ -34,9 +34,9 @@ _PASSED_BYTES = 1 << 18  # limit for a value passed on to test code; its expecte
 _MIN_OUTPUT_BYTES = 1 << 16
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,59})(?::.*)?", re.ASCII | re.DOTALL)
 _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
-# Test code can catch only these exceptions from an answer, which a question can ask for. StopIteration would end a loop
-# over `map` in the test code, and an ImportError would skip tests that guard an import. A function that is missing or
-# recurses infinitely fails, even if the test code catches every Exception.
+# The only exceptions from an answer that test code can catch, because a question can ask for them. StopIteration would
+# end a loop over `map` in the test code, and ImportError would skip tests that guard an import. A function that is
+# missing or recurses infinitely fails even if the test code catches every Exception.
 _PASSED_ON = frozenset(
     (
         *("ArithmeticError", "AssertionError", "AttributeError", "Exception", "FloatingPointError", "IndexError"),
@@ -52,21 +52,21 @@ _TESTS = "tests"
 _OPTIONAL = "        exact_match = exp == (out is not None)\n"
 
 
-# LiveCodeBench's judge imports these modules and all their names before an answer. APPS's judge imports fewer,
-# EvalPlus's none. Later modules override names from earlier ones.
+# LiveCodeBench's judge imports these modules and all their names before it runs an answer. APPS's judge imports fewer;
+# EvalPlus's imports none. Later modules override names from earlier ones.
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "sys", "json"),
 )
-_LIMITS = "import sys\nsys.setrecursionlimit(50_000)\nsys.set_int_max_str_digits(50_000)"  # also LiveCodeBench's
-# `++` is possessive: without it, splitting a run of blanks in all ways would take quadratic time.
+_LIMITS = "import sys\nsys.setrecursionlimit(50_000)\nsys.set_int_max_str_digits(50_000)"  # as in LiveCodeBench
+# `++` is possessive: without it, backtracking over a run of blanks would take quadratic time.
 _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
 
 
 def module(tests: CodeTests, code: str) -> str:
-    """Return the code after imports for the names that it uses. Its imports from `__future__` stay first.
+    """Return the code with imports added for the names it uses. Its imports from `__future__` stay first.
 
-    The function that the tests call is never imported. Nothing is imported for test code, as in its dataset's judge.
+    The function that the tests call is never imported. With test code, nothing is imported, as in its dataset's judge.
     """
     function = "" if isinstance(tests.tests, StdinCases) else tests.tests.function
     before: list[str] = []
@@ -84,7 +84,7 @@ def module(tests: CodeTests, code: str) -> str:
 
 @lru_cache(maxsize=1)
 def imports() -> Mapping[str, str]:
-    """Return the names, except builtins, that a program may use without importing them: name -> import statement."""
+    """Return the names besides builtins that a program may use without importing them: name -> import statement."""
     import_of: dict[str, str] = {}
     for name in (*_MODULES, "typing"):
         module = importlib.import_module(name)
@@ -94,7 +94,7 @@ def imports() -> Mapping[str, str]:
     return import_of | {name: f"import {name}" for name in _MODULES}
 
 
-# Replaces the few parts of numpy that test code in public datasets uses; shapes are not broadcast.
+# Stands in for the few parts of numpy that test code in public datasets uses; shapes are not broadcast.
 _NUMPY = """
 import math, sys, types
 def allclose(actual, desired, rtol=1e-05, atol=1e-08, equal_nan=False):
@@ -130,12 +130,12 @@ class Outcome:
     num_cases: int
     reason: str  # `correct`, or the problem in the first failing case
     seconds: float  # wall time of programs and comparisons
-    timed_out: bool  # whether a time limit ended a case: a second run may then decide differently
+    timed_out: bool  # whether a time limit ended a case; if so, a second run may end differently
 
 
 @dataclass
 class Clock:
-    """One answer's limits, and the time that it has spent."""
+    """One answer's limits and the time it has used."""
 
     case_s: float  # wall-time limit per case
     total_s: float  # wall-time limit for all cases
@@ -162,12 +162,12 @@ class Clock:
         return over
 
     def limits(self, output_bytes: int = REPLY_BYTES, output_parts: int | None = None) -> Limits:
-        """Return the limits of the next request. By default the reply cannot contain a value."""
+        """Return the limits for the next request. By default, the reply has no room for a value."""
         seconds = max(0.01, min(self.case_s, self.total_s - self.spent_s))
         return Limits(seconds, self.memory_bytes, output_bytes, output_parts)
 
     def spent(self, reply: Reply) -> Reply:
-        """Count a reply's time, and return the reply."""
+        """Add a reply's time to the total and return the reply."""
         self.spent_s += reply.seconds
         self.timed_out |= reply.failure == Fault.TIMEOUT
         return reply
@@ -183,7 +183,7 @@ class _DecidedError(Exception):
 
 
 def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
-    """Run cases up to the first failure, or all with `all_cases`. A case returns its problem, or "" if it passes."""
+    """Run cases until the first failure, or all with `all_cases`. A case returns its problem, or "" if it passes."""
     num_passed = 0
     first_problem = ""
     for run in cases:
@@ -203,7 +203,7 @@ def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bo
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
-    """Run a program on each input and compare its output, up to the first failure, or all with `all_cases`."""
+    """Run a program on each input and compare its output, stopping at the first failure unless `all_cases` is set."""
 
     def run(stdin: str, expected: str) -> str:
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
@@ -219,7 +219,7 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, w
 def judge_calls(
     source: str, function: str, calls: Sequence[ExpectedCall], clock: Clock, all_cases: bool, worker: Worker
 ) -> Outcome:
-    """Make each call and compare its value, up to the first failure, or all with `all_cases`."""
+    """Make each call and compare its value, stopping at the first failure unless `all_cases` is set."""
     function_name = _callable_name(source, function)
     is_loaded = False
 
@@ -241,10 +241,10 @@ def judge_calls(
 
 
 def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:
-    """Run test code in one process, and the answer that it calls in another. The outcome counts as one case.
+    """Run test code in one process and the answer it calls in another. The outcome counts as one case.
 
-    Only plain values pass between the two processes, and the names and messages of exceptions that a question can ask
-    for.
+    Only plain values, and the names and messages of exceptions that a question can ask for, pass between the two
+    processes.
     """
     function_name = _callable_name(source, test.function)
     loaded = clock.spent(worker.load(source, clock.limits()))
@@ -262,7 +262,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
         failure = returned.failure or ""
         if failure.startswith(NO_PLAIN_VALUE) and _OPTIONAL in test.code:
             return True
-        # A program can forge this text: the exception's name must be known, and the message is only text.
+        # A program can forge this string, so the exception's name must be a known one. The message is only text.
         passed_on = failure.partition(":")[0] in _PASSED_ON
         raised = reason_of(failure) if failure else ""
         if passed_on:
@@ -287,7 +287,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
 
 
 def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None:
-    """Run test code up to its first call, and return the problem if it never makes one."""
+    """Run test code up to its first call, and return the problem if it never makes a call."""
 
     def answer(*_arguments: object) -> object:
         raise _DecidedError
@@ -310,7 +310,7 @@ def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, work
 
 
 def _callable_name(source: str, function: str) -> str:
-    """Return `f`, or `Solution.f` if the source has this class but no function `f`."""
+    """Return `f`, or `Solution.f` if the source defines that class but not a function `f`."""
     has_function = re.search(
         rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^{re.escape(function)}[ \t]*=", source, re.M
     )
@@ -337,7 +337,7 @@ def reason_of(failure: str | None) -> str:
 
 
 def same_output(expected: str, output: str, cases: StdinCases) -> bool:
-    """Return whether a program's output matches the expected output, by the cases' rule."""
+    """Return whether a program's output matches the expected output under the cases' rule."""
     if cases.ignore_case:
         expected, output = expected.casefold(), output.casefold()
     if cases.compare == "exact":
@@ -360,7 +360,7 @@ def _same_tokens(expected: list[str], tokens: list[str], tolerance: float | None
 
 
 def _same_number(expected: str, token: str, tolerance: float) -> bool:
-    """Return whether two numbers agree within the absolute tolerance, or the relative unless an integer is expected."""
+    """Return whether numbers agree within an absolute tolerance, or a relative one unless an integer is expected."""
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(token)):
         return False
     right, number = Decimal(expected), Decimal(token)

@@ -1,9 +1,9 @@
-r"""Verifier of countdown puzzles: reads integers, + - * / and parentheses, and computes with exact fractions.
+r"""Verifier for countdown puzzles: reads integers, + - * / and parentheses, and computes with exact fractions.
 
     `3 5 7 -> 22`: accepts `3*5+7` and the equation `22 = 3*5+7`
 
 Each side of an equation must equal the target, and one side must use the numbers. The verifier never evaluates a
-response as code. It rejects signs before numbers, other operators and other text.
+response as code. It rejects signs before numbers, other operators and any other text.
 """
 
 import operator
@@ -26,7 +26,7 @@ _SPACES = " \t\n\r"
 _TEXT = re.compile(r"(?:[-+*/() \t\n\r]|(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9]))*")
 _SYMBOL, _NUMBER = re.compile(r"[0-9]+|[-+*/()]"), re.compile(r"[0-9]+")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-_BINDS = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2}  # operator precedence; a bracket holds back all operators
+_BINDS = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2}  # operator precedence; evaluation stops at an open bracket
 # Two adjacent operators or operands, an empty bracket, a sign before a number.
 _MALFORMED = re.compile(r"[-+*/(]\s*(?:[-+*/)]|$)|^\s*(?:[-+*/)]|$)|[\d)]\s*\(|\)\s*\d|\d\s+\d")
 
@@ -76,19 +76,19 @@ class CountdownVerifier:
         return verdict_of(reason, extracted, time.perf_counter() - start)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find the references that are not countdown puzzles."""
+        """Find references that are not countdown puzzles."""
         problem = "is not a countdown puzzle with ascending numbers and a target, such as '3 5 7 -> 22'"
         return {reference: problem for reference in references if not is_countdown_reference(reference)}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return a solution, and the numbers joined by one operator."""
-        del others  # the puzzle itself gives wrong answers
+        del others  # wrong answers come from the puzzle itself
         puzzle = CountdownPuzzle.from_reference(reference)
         return TrialResponses(puzzle.solution or "", [sign.join(map(str, puzzle.numbers)) for sign in "+*-"])
 
 
 def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
-    """Return (expression without spaces, reason). The expression is None if the response has none."""
+    """Return (expression without spaces, reason). The expression is None if none is found."""
     verified = _verify_expression(puzzle, response)
     if verified not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
         return verified
@@ -97,19 +97,19 @@ def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
 
 
 def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Verify an equation in which one expression is the answer."""
+    """Verify an equation with the answer on one of its sides."""
     sides = [side.strip(_SPACES) for side in text.split("=", maxsplit=_MAX_SIDES)]
     verified = [_verify_expression(puzzle, side) for side in sides]
     if any(extracted is None for extracted, _ in verified):
         return None, _NO_EXPRESSION
     right = next((side for side in verified if side[1] == CORRECT), verified[0])
-    # Other sides are the target, or the expression after a step.
+    # The other sides are the target or later steps in evaluating the expression.
     same = all(_value(side) == puzzle.target for side in sides)
     return right if right[1] != CORRECT or same else (right[0], "different values in the equation")
 
 
 def _answers(response: str) -> Iterator[str]:
-    """Yield a response's marked answer in plain notation, first unchanged, then with its marks removed."""
+    """Yield a response's marked answer in plain notation, first as is, then with its marks removed."""
     text = (find_answer(response) or "")[-_READ:].strip(_SPACES)
     markers = list(_MARKER.finditer(text))
     head, _, line = text.rpartition("\n")
@@ -124,7 +124,7 @@ def _answers(response: str) -> Iterator[str]:
 
 
 def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Return (expression without spaces, reason). The expression is None if the text is not one."""
+    """Return (expression without spaces, reason). The expression is None if the text is not an expression."""
     value = _value(text)
     if value in (_NO_EXPRESSION, _TOO_LONG, _TOO_DEEP):
         return None, str(value)
@@ -137,7 +137,7 @@ def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, 
 
 
 def _value(text: str) -> Fraction | str:
-    """Return the value of an expression, or the reason why it has none."""
+    """Return the value of an expression, or the reason it has none."""
     if len(text) > _MAX_CHARACTERS:
         return _TOO_LONG
     if not _TEXT.fullmatch(text):

@@ -3,7 +3,7 @@ r"""Finds the words directly before or after an answer that deny it or name an a
     `It is not \boxed{4}`  ->  `not`        `\boxed{4} or maybe 5`  ->  `or`        `no doubt it is \boxed{4}`  ->  ``
 
 The words before an answer become a shape, one letter per word: `There is no doubt that it is` is `xVnErbV`. The answer
-is denied if the shape ends with a denial, ignoring words that can come between, as in `not the correct answer is`.
+is denied if the shape ends with a denial, ignoring words that can come in between, as in `not the correct answer is`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _ALTERNATIVE = re.compile(
 
 
 def denial_before(text: str) -> str:
-    """Return the words at the end of a text that deny the next answer, or name a different answer; `` if none.
+    """Return the words at the end of the text that deny the next answer or name a different one; "" if none do.
 
     Example:
         >>> denial_before("The answer is not ")
@@ -107,7 +107,7 @@ def denial_before(text: str) -> str:
 
 
 def denial_after(text: str) -> str:
-    """Return the words at the start of a text that name an alternative to the answer before it; `` if none.
+    """Return the words at the start of the text that name an alternative to the answer before it; "" if none do.
 
     Example:
         >>> denial_after(", or 43")
@@ -118,7 +118,7 @@ def denial_after(text: str) -> str:
 
 
 def _shape(line: str) -> tuple[str, list[str]]:
-    """Return the letters of a line's words, and the word or phrase of each letter."""
+    """Return one letter per word or phrase of a line, and the word or phrase that each letter stands for."""
     words = [word.strip("$*_") for word in line.lower().replace("\u2019", "'").split()]
     shape = ""
     phrases: list[str] = []

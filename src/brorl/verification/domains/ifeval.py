@@ -1,9 +1,9 @@
-"""Verifier of instruction following: IFEval's 25 kinds of instructions.
+"""Verifier for instruction following: IFEval's 25 kinds of instructions.
 
 A response is correct if it follows all instructions. With partial credit, its score is the fraction that it follows.
-The checks are plain functions of the text, run in this process and linear in its length. Keywords are literal; the
-original treats them as regular expressions, and fails on `C++`. Where the original's pattern is quadratic, each line is
-searched separately, with the same result.
+The checks are plain functions that run in this process, in linear time. Keywords are literal; the original treats them
+as regular expressions and fails on `C++`. Where the original's pattern is quadratic, each line is searched separately,
+with the same result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ABBREVIATIONS = re.compile(
     "Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun|Ave|Rd|Ext|Vol|Figs?|Eqs?|Eds?|"
     "approx|est|ext|figs?|vol|eqs?|ca|cf|eds|al"
 )
-_INNER_PERIODS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+")  # `e.g`, `U.S.A`: the last period is stripped before
+_INNER_PERIODS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+")  # `e.g`, `U.S.A`: the last period is stripped first
 _STARTER = re.compile(
     r"(?:the|this|that|these|those|he|she|it|we|they|you|i|an?|in|on|at|as|if|but|and|so|however|there|here|when|while|"
     r"what|who|why|how|my|our|your|his|her|its|their|some|many|most|after|before|since|for)\b",
@@ -58,7 +58,7 @@ def count_words(text: str) -> int:
 
 
 def count_capital_words(text: str) -> int:
-    """Return the number of tokens that have letters but none in lower case. `IT'S` is two tokens."""
+    """Return the number of tokens that contain letters, none of them lowercase. `IT'S` is two tokens."""
     return sum(map(str.isupper, chain.from_iterable(map(_tokens, _SEPARATOR.split(text)))))
 
 
@@ -70,7 +70,7 @@ def _tokens(piece: str) -> list[str]:
 
 
 def count_sentences(text: str) -> int:
-    """Return the number of sentences: runs with a letter that end with the text, or with `.`, `!` or `?` before space.
+    """Return the number of sentences: runs with a letter that end at `.`, `!` or `?` before a space, or at the end.
 
     The original uses NLTK, whose sentence model must be downloaded. It counts `???` as three sentences and `1.` as one,
     which a policy learns to exploit within a few steps.
@@ -120,17 +120,17 @@ def require_langdetect() -> None:
 
 
 def detect(text: str) -> str | None:
-    """Return the language code of the first 10,000 characters, such as `en`; None if no known language has its letters.
+    """Return the language code of the first 10,000 characters, such as `en`; None if the letters fit no known language.
 
-    langdetect draws random numbers. Here every detection starts from the same seed, and profiles are loaded in name
-    order. langdetect ignores words in capitals, so a text in capitals is passed in lower case. A text such as `123`
-    never follows an instruction about languages; the original accepts it for every language.
+    langdetect uses random numbers. Here, every detection starts from the same seed, and profiles are loaded in name
+    order. langdetect ignores words in capitals, so text in all capitals is passed in lower case. A response such as
+    `123` never follows an instruction about languages; the original accepts it for every language.
     """
     text = text[:_READ_CHARACTERS]
     return _detect(text.lower() if text.isupper() else text)
 
 
-@lru_cache(maxsize=64)  # several instructions may need the language of one text
+@lru_cache(maxsize=64)  # several instructions may need the language of the same response
 def _detect(text: str) -> str | None:
     from langdetect.lang_detect_exception import LangDetectException
 
@@ -195,7 +195,7 @@ def _paragraphs(text: str, num_paragraphs: int, divider: str = "***") -> bool:
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Return whether paragraph n of this many starts with the word. As in the original, n counts empty ones too."""
+    """Return whether the nth of this many paragraphs starts with the word. As in the original, n counts empty ones."""
     paragraphs = [part.strip() for part in text.split("\n\n")]
     if len(list(filter(None, paragraphs))) != num_paragraphs:
         return False
@@ -233,7 +233,7 @@ def _placeholders(line: str) -> int:
 
 
 def _postscript(text: str, postscript_marker: str) -> bool:
-    """Return whether the postscript marker occurs, in upper or lower case. `P. S.` is `P.S.`."""
+    """Return whether the postscript marker occurs, in upper or lower case. `P. S.` counts as `P.S.`."""
     marker = postscript_marker.lower()
     return re.search(_POSTSCRIPTS.get(marker, re.escape(marker)), text.lower()) is not None
 
@@ -258,7 +258,7 @@ def _is_json(text: str) -> bool:
 def _one_option(text: str, options: Sequence[str] = _ANSWERS) -> bool:
     """Return whether exactly one of the options occurs. The original accepts a response with all of them."""
     named = [option for option in options if option in text]
-    # An option inside a longer one that occurs is not a second option.
+    # An option that occurs inside a longer option is not a second one.
     return len(named) - sum(any(option != other and option in other for other in named) for option in named) == 1
 
 
@@ -273,7 +273,7 @@ def _quoted(text: str) -> bool:
     return len(text) > 1 and text.startswith('"') and text.endswith('"')
 
 
-# A check takes the text, and its instruction's arguments by name. Case is ignored where the original ignores it. A
+# A check takes the response, and its instruction's arguments by name. Case is ignored where the original ignores it. A
 # keyword may be part of a word; a forbidden word is a whole word.
 CHECKS: Mapping[str, Callable[..., bool]] = {
     "keywords:existence": lambda text, keywords: all(
@@ -323,7 +323,7 @@ CHECKS: Mapping[str, Callable[..., bool]] = {
 
 
 def broken(text: str, instructions: Instructions) -> list[Instruction]:
-    """Return the instructions that a text does not follow, strictly or loosely; an empty text does not follow any."""
+    """Return the instructions that a response follows neither strictly nor loosely: all of them if it is empty."""
     readings = list(dict.fromkeys(_loose(text))) if instructions.loose else [text]
     readings = [reading for reading in readings if reading.strip()]
     return [
@@ -334,7 +334,7 @@ def broken(text: str, instructions: Instructions) -> list[Instruction]:
 
 
 def _loose(text: str) -> Iterator[str]:
-    """Yield the text whole, without its first line, its last line, and both, each with and without asterisks."""
+    """Yield the response whole and without its first line, its last line or both; each with and without asterisks."""
     lines = text.split("\n")
     shorter = ("\n".join(kept).strip() for kept in (lines[1:], lines[:-1], lines[1:-1]))
     for reading in (text, *shorter):
@@ -362,9 +362,9 @@ class InstructionsVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify (prompt, response) pairs one by one.
 
-        The reasons are `correct`, `no answer`, `response too long` (over 200,000 characters) and `not followed: ` with
-        the kind of the first instruction that is not followed. Raises a UserError if an instruction needs langdetect
-        and it is not installed.
+        The reasons are `correct`, `no answer`, `response too long` (over 200,000 characters) and `not followed: ` plus
+        the kind of the first such instruction. Raises a UserError if an instruction needs langdetect and it is not
+        installed.
         """
         verdicts = [_verify(_instructions(prompt.reference), response) for prompt, response in items]
         if self._partial_credit:

@@ -3,9 +3,9 @@
     N = not
     not, never, cannot, *n't
 
-With a letter for each word, a sentence is a short string, so one pattern can match it whatever its words are. Each
-paragraph has a letter, its meaning, and its phrases. `*` stands for any beginning or ending. If a phrase is in two
-paragraphs, the first one applies.
+With one letter per word, a sentence becomes a short string, so one pattern matches many wordings. Each paragraph gives
+a letter, its meaning and its phrases. `*` stands for any beginning or ending. If a phrase is in two paragraphs, the
+first applies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _MIN_STEM_LENGTH = 3
-_CJK = "\u3000"  # Chinese and Japanese characters sort after it; each is a word
+_CJK = "\u3000"  # Chinese and Japanese characters sort after it; each counts as a word
 
 
 class Lexicon:
@@ -31,7 +31,7 @@ class Lexicon:
 
     def __init__(self, text: str) -> None:
         letter_of: dict[str, str] = {}
-        self._longest: dict[str, int] = {}  # by the first word of a phrase
+        self._longest: dict[str, int] = {}  # first word -> number of words in its longest phrase
         for paragraph in text.strip().split("\n\n"):
             heading, _, phrases = paragraph.partition("\n")
             for phrase in map(str.strip, phrases.replace("\n", " ").split(",")):
@@ -44,7 +44,7 @@ class Lexicon:
         self.letter = lru_cache(maxsize=4096)(self._letter)
 
     def phrase(self, words: Sequence[str], at: int) -> tuple[str, int]:
-        """Return the letter of the longest phrase that begins at a word, and its number of words."""
+        """Return the letter of the longest phrase that begins at word `at`, and the number of words in it."""
         for length in range(self._longest.get(words[at], 1), 1, -1):
             letter = self._phrases.get("".join(words[at : at + length]))
             if letter:

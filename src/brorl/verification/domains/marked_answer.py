@@ -70,7 +70,7 @@ def find_answer(response: str) -> str | None:
 
 
 def _last_mark(response: str) -> tuple[str, str, str] | None:
-    """Return the text before the last mark, in it, and after it."""
+    """Return the text before, inside and after the last mark."""
     end = response.rfind(CLOSING)
     start = response.rfind(OPENING, 0, max(end, 0))
     if start >= 0:
@@ -80,7 +80,7 @@ def _last_mark(response: str) -> tuple[str, str, str] | None:
 
 
 def without_next_turn(response: str) -> str:
-    """Truncate a response where somebody else begins to speak, or where a new task begins after the first answer."""
+    """Truncate a response where a different speaker takes over, or where a new task begins after the first answer."""
     if "<" in response or "INST]" in response:
         opening = _OPENING_OF_TURN.match(response)
         mark = _MARK_OF_TURN.search(response, opening.end() if opening else 0)
@@ -113,7 +113,7 @@ def writings(answer: str) -> Iterator[str]:
 
 
 def _without_mark(text: str) -> str | None:
-    """Return a text without its outermost mark; None if it has none."""
+    """Remove the outermost mark; None if the string has no marks."""
     box = find_last_box(text) if text.endswith("}") else None
     if box is not None and box.start == 0 and box.end == len(text):
         return box.content

@@ -1,10 +1,10 @@
-r"""Verifier of math answers: compares the answer in a response with the reference.
+r"""Verifier for math answers: compares the answer in a response with the reference.
 
     `So \boxed{\frac{1}{2}} km.`  ->  `\frac{1}{2} km`  ->  equal to the reference `0.5 km`?
 
-This process decides equal strings, two integers, two choices, and a word against an integer. In killable workers,
-`formula` reads and compares anything else, once per distinct reference and answer. One call takes many pairs, because a
-message costs more than a comparison. Answers longer than 2,000 characters are incorrect.
+This process compares equal strings, two integers, two choices, and a word with an integer. `formula` parses and
+compares everything else, in killable workers, once per distinct reference and answer. One call takes many pairs,
+because a message costs more than a comparison. Answers longer than 2,000 characters are incorrect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from brorl.verification.verifier import Pair, TrialResponses, VerdictCache
 
 SEVERAL_ANSWERS = "no single answer"
 MAX_ANSWER = 2_000
-"""Longest answer that is compared, in characters."""
+"""Maximum length of an answer, in characters; longer ones are not compared."""
 _AGREEMENT = "brorl.verification.domains.formula.agreement"  # only workers import it
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -42
@@ -43,7 +43,7 @@ class MathVerifier:
     """Accepts answers that are mathematically equal to the reference.
 
     Args:
-        pool: The workers that compare, with a wall-time limit for calls that do not stop on their own.
+        pool: Workers for the comparisons, with a wall-time limit for calls that never return.
         cache_size: Number of (reference, answer) pairs whose verdicts are cached, 1 or more.
         limit_s: CPU seconds per comparison, above 0; None for half of the pool's timeout. Unlike wall time, CPU time
             does not depend on the machine's load.
@@ -79,7 +79,7 @@ class MathVerifier:
         return self._pool.map(f"{_AGREEMENT}:agree_each", pairs, self._limit_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that cannot be read, checking each distinct one once; LoadError if workers were lost."""
+        """Find references that cannot be read, checking duplicates once. Raises a LoadError if workers were lost."""
         doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
         around = set(filter(surrounds_answer, doubtful))
         unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER and r not in around]
@@ -101,14 +101,14 @@ class MathVerifier:
 
 
 def worker_verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
-    """Return the verdict in a worker's reply, and the number of seconds to keep it: 0 for failures."""
+    """Return the verdict in a worker's reply and how many seconds to cache it: 0 for failures."""
     if reply.failure is not None:
         return verdict_of(reply.failure, answer, reply.seconds), 0.0
     return verdict_of(str(reply.value), answer, reply.seconds), inf
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
-    """Return the verdict if the answer's form, equal strings, integers or choices decide; None to ask a worker."""
+    """Return the verdict if the answer's form (equal strings, integers, choices) decides it; None to ask a worker."""
     if answer is None:
         return verdict_of(NO_ANSWER)
     if len(answer) > MAX_ANSWER:

@@ -2,9 +2,9 @@ r"""Finds the answer in a math response, including adjacent text that changes it
 
     `So $x = -\boxed{\frac{1}{2}}$ km.`  ->  `-(\frac{1}{2}) km`        `The answer is $3$ or $4$.`  ->  `3 or $4$`
 
-The answer is in the last box; without a box, after the last `the answer is`, in the last formula, or the last number.
-It includes the sign, operator or unit next to it, then any nearby words that deny it, name a second value, or take it
-back. With such words it cannot equal a reference, unless the second value is the same. An unclosed box has no answer.
+The answer is in the last box; without a box, it follows the last `the answer is`, or is the last formula or number. It
+includes the adjacent sign, operator or unit, then any nearby words that deny it, name a second value, or take it back.
+With such words, it cannot equal a reference unless the second value is the same. An unclosed box gives no answer.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ _ANY_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%
 
 
 def extract_answer(response: str, with_unit: bool = False) -> str | None:
-    """Return a response's answer as one line, without surrounding space, `$` and period; None if there is no answer.
+    """Return a response's answer as one line, without surrounding space, `$` or period; None if there is no answer.
 
-    `with_unit` keeps the words after a number, which may be its unit; then the last number alone is not an answer.
+    `with_unit` keeps the words after a number, which may be its unit. The last number alone is then not an answer.
     """
     response = without_next_turn(response)
     if has_open_box(response):
@@ -136,7 +136,7 @@ def tidy(answer: str) -> str:
 
 
 def _without(text: str, opening: str, closing: str) -> str:
-    r"""Return a text without the formula marks around it. `$3\$` ends with an escaped dollar and is unchanged."""
+    r"""Remove the formula marks around a string. `$3\$` ends with an escaped dollar, so it is unchanged."""
     inner = text[len(opening) : -len(closing)]
     is_around = len(text) >= 2 * len(opening) and text.startswith(opening) and text.endswith(closing)
     is_escaped = closing[0] == "$" and inner.endswith("\\")
@@ -181,7 +181,7 @@ def _content_of(box: Box) -> str:
 
 
 def _with_left(text: str, start: int, answer: str) -> tuple[int, str]:
-    r"""Return an answer with the sign or operator directly before it, and where that begins: `-\boxed{4}` -> `-4`."""
+    r"""Return an answer with the sign or operator directly before it, and where they begin: `-\boxed{4}` -> `-4`."""
     near = text[max(start - _READ, 0) : start]
     is_apart = near[-1:].isspace()
     line = near.rpartition("\n")[2].rstrip(" \t")
@@ -199,7 +199,7 @@ def _with_left(text: str, start: int, answer: str) -> tuple[int, str]:
 
 
 def _with_minus(line: str, is_apart: bool, answer: str) -> str:
-    """Return an answer with the minus sign that ends a line, ignoring dashes in prose and list marks."""
+    """Return an answer with the minus sign that ends the line before it, ignoring dashes in prose and list bullets."""
     is_dash = is_apart and (not line or line[-1].isspace())
     line = line.rstrip()
     in_formula = _OPEN_FORMULA.search(line)
@@ -211,7 +211,7 @@ def _with_minus(line: str, is_apart: bool, answer: str) -> str:
 
 
 def _with_right(text: str, end: int, answer: str) -> tuple[int, str]:
-    r"""Return an answer with the factor or unit directly after it, and where that ends: `\boxed{4} km` -> `4 km`."""
+    r"""Return an answer with the factor or unit directly after it, and where they end: `\boxed{4} km` -> `4 km`."""
     if more := _CONTINUATION.match(text, end, end + _READ):
         gap = " " if more["word"] else ""
         return more.end(), f"{answer}{gap}{more[str(more.lastgroup)]}".rstrip()
@@ -296,5 +296,5 @@ def _content(formula: re.Match[str]) -> str:
 
 
 def _name_of(formula: re.Match[str]) -> str:
-    """Return the left side of an equation; `` for any other formula."""
+    """Return the left side of an equation; an empty string for any other formula."""
     return _content(formula).rpartition("=")[0].strip()

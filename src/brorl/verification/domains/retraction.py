@@ -3,7 +3,7 @@ r"""Detects whether the text after an answer takes the answer back, in linear ti
     `\boxed{34}. Nope, that's not right: 36.`  ->  `36`        `\boxed{34}. Check: 2 * 17 = 34.`  ->  None
 
 Each sentence becomes a shape, one letter per word: `S` for the answer, `O` for a different value, and for other words
-the letter of their meaning in retraction.txt. `That's not right: 36` is `PBNR:O`. A sentence takes the answer back if
+the letter for their meaning in retraction.txt. `That's not right: 36` is `PBNR:O`. A sentence takes the answer back if
 its shape denies the answer or names a different value as the answer. The last such sentence decides, unless a later one
 affirms the answer. A hypothetical sentence (`if`, `would`) or a question never takes the answer back.
 """
@@ -114,10 +114,10 @@ class _Sentence(NamedTuple):
 
 
 def retraction(before: str, answer: str, after: str) -> str | None:
-    """Return the words after an answer that take it back, or the different value that they name; None if none do.
+    """Return the words after an answer that take it back, or the different value they name; None if the answer stands.
 
     Args:
-        before: The text before the answer; its last words may name the answer, such as `the total is`.
+        before: The text before the answer; its last words may name the answer: `the total is`.
         answer: The answer as it is written.
         after: The text after the answer.
     """
@@ -127,7 +127,7 @@ def retraction(before: str, answer: str, after: str) -> str | None:
     taken_back = None  # the words, or the value if `is_value`
     is_value = False
     other_value = False  # whether the last value differs from the answer
-    question = ""  # the shape of the question just before
+    question = ""  # the shape of a question directly before this sentence
     for shape, words, asks in _sentences(answer, after):
         if asks:
             question = shape
@@ -200,7 +200,7 @@ def _sentences(answer: str, after: str) -> Iterator[_Sentence]:
 
 
 def _lettered(answer: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield the letter and the text of each value, phrase and mark in a text."""
+    """Yield the letter and the text of each value, phrase and mark in a string."""
     tokens = [token for token in _TOKEN.finditer(text) if token.lastgroup != "command"]
     folded = [token[0].casefold().replace("\u2019", "'") for token in tokens]
     right = _skeleton(answer)

@@ -1,8 +1,8 @@
-"""Verifier of science answers: multiple choice, numbers with units, chemistry, formulas.
+"""Verifier for science answers: multiple choice, numbers with units, chemistry, formulas.
 
 A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or plain text. This process
-compares options, chemistry and words. A worker compares anything else like the math verifier, but with a tolerance. If
-an answer has no unit, the reference's unit is assumed.
+compares options, chemistry and words. A worker compares everything else as for math, but with a tolerance. If an answer
+has no unit, the reference's unit is assumed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _WITH_WORDS = re.compile(r"\d.*[^\W\d_]|[%°:]")
 
 
 class ScienceVerifier:
-    """Accepts the right option or an answer that equals the reference.
+    """Accepts the correct option, or an answer that equals the reference.
 
     Args:
-        pool: The workers that compare formulas.
+        pool: Workers that compare formulas.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -65,7 +65,7 @@ class ScienceVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses. Workers' verdicts are cached, including CPU timeouts.
 
-        The reasons are those of `MathVerifier`, `not an option`, `several options` and `different unit`.
+        The reasons are those of `MathVerifier` plus `not an option`, `several options` and `different unit`.
         """
         return self._cache.verify_all(items, _find, self._decide)
 
@@ -84,7 +84,7 @@ class ScienceVerifier:
         return {reference: problems[reference] for reference in references if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the right answer and the other answers, each in a box."""
+        """Return the correct answer and the other answers, each in a box."""
         read = read_science_reference(reference)
         if isinstance(read, Choices):
             right = read.letter
@@ -117,7 +117,7 @@ def _find(prompt: Prompt, response: str) -> Verdict | str:
 
 
 def _call(reference: str, answer: str) -> tuple[str, str, float]:
-    """Return (reference, answer, tolerance) for a worker, with both texts as measured values."""
+    """Return (reference, answer, tolerance) for a worker, with both strings as measured values."""
     measured = read_science_reference(reference)
     assert isinstance(measured, MeasuredAnswer)
     value = tidy(measured.value)
@@ -127,15 +127,15 @@ def _call(reference: str, answer: str) -> tuple[str, str, float]:
 
 
 def same_words(reference: str, answer: str) -> bool | None:
-    """Return whether an answer has the same words as its reference; None if the reference is not only words."""
+    """Return whether an answer has the same words as its reference; None if the reference contains anything else."""
     right = _words(reference)
     return None if right is None else right == _words(answer)
 
 
 def _words(text: str) -> str | None:
-    r"""Return the words of a text, normalized: `The \text{North Pole}` -> `northpole`; None if it is not only words.
+    r"""Return text that is only words, normalized: `The \text{North Pole}` -> `northpole`; None for other text.
 
-    Inside `\text{...}` any two letters are a word.
+    Inside `\text{...}`, any two letters form a word.
     """
     if len(text) > _MAX_CHARACTERS:
         return None
@@ -248,7 +248,7 @@ def same_chemistry(reference: str, answer: str) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def _chemical_text(text: str) -> str | None:
-    """Return chemistry in a standard notation: `H_2O` -> `H2O`; None for other text."""
+    """Return chemistry in standard notation: `H_2O` -> `H2O`; None for other text."""
     if len(text) > _MAX_CHARACTERS:
         return None
     text = in_latex(text)
@@ -310,7 +310,7 @@ def _species(text: str) -> str | None:
 
 
 def _is_evident(chemistry: str) -> bool:
-    """Return whether text can only be chemistry: a lowercase letter, digit or charge, or several of C H N O F S K B."""
+    """Return whether text must be chemistry: a lowercase letter, digit or charge, or several of C H N O F S K B."""
     symbols = re.findall(_ELEMENT, chemistry)
     if chemistry[:1].isdigit() and ">" not in chemistry:  # `5 C` is a charge
         return False

@@ -1,8 +1,8 @@
 r"""Units of measurement: reads them from text and converts between them.
 
-A whole text such as `kJ/mol`, `m s^{-2}`, `\text{km/h}` or `meters per second` is a unit. All factors between a slash
-and the next slash divide: `J/mol K` is J/(mol K). A text can mean several units: `ms^{-2}` is per square millisecond,
-or meters per second squared.
+A whole string such as `kJ/mol`, `m s^{-2}`, `\text{km/h}` or `meters per second` is a unit. All factors between one
+slash and the next divide: `J/mol K` is J/(mol K). A string can mean several units: `ms^{-2}` is either per square
+millisecond or meters per second squared.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MONTH_S = Fraction("30.4375") * 86_400
 class Unit(NamedTuple):
     """A unit as a product of base units: km/h has the factor 5/18 and the exponents m: 1, s: -1.
 
-    The base units are those of the SI and a few more. The radian is a base unit, so that turns, degrees and hertz
-    (turns per second) convert to each other. So is the month, because months and years are not an exact number of days.
+    The base units are the SI base units and a few more. The radian is a base unit, so turns and degrees convert to each
+    other, and hertz are turns per second. The month is one too, because months and years are not exact numbers of days.
     Counts that do not convert to any other unit, such as bits, each have a base unit.
     """
 
@@ -60,7 +60,7 @@ def _read_table(text: str) -> None:
 
 
 def _defined(definition: str) -> Unit:
-    """Return the unit that a text such as `1000 m / s^2` defines from base units and units in the tables."""
+    """Return the unit that a string such as `1000 m / s^2` defines, from base units and units in the tables."""
     product, _, zero = definition.partition(" from ")
     above, _, below = product.partition(" / ")
     size, *factors = above.split()
@@ -76,7 +76,7 @@ def _defined(definition: str) -> Unit:
     return Unit(dimension, factor, Fraction(zero or 0))
 
 
-# Short symbols and names that people also write with an s or in capitals: `hrs`, `KM`.
+# Short symbols and names that are also written with an s or in capitals: `hrs`, `KM`.
 _PLURALS = frozenset(
     word_list(
         "bar bit cal cc cm cup day erg gal gm hr kg km lb lbf mg min ml mm mol ohm oz pt qt rad rev sec ton wk yr yd",
@@ -98,7 +98,7 @@ def unit_named(name: str) -> Unit | None:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yield a name and its singular, and for longer or common names both in lower case."""
+    """Yield a name and its singular, then both in lower case if the name is longer or common."""
     yield name
     stem = name[:-1] if name[-1:] in ("s", "S") and name[-2:-1] not in ("s", "S") else name
     stem = stem if len(stem) > 3 or stem.lower() in _PLURALS else name
@@ -191,13 +191,13 @@ _TOKEN = re.compile(rf"(°[CFR](?![a-zA-Z])|[^\W\d_]+|[°%‰)]){_EXPONENT}|([*/
 
 
 def parse_unit(text: str) -> Unit | None:
-    """Return the first of `parse_units`; None if there is no unit."""
+    """Return the first unit from `parse_units`; None if there is none."""
     return next(iter(parse_units(text)), None)
 
 
 @lru_cache(maxsize=4096)
 def parse_units(text: str) -> tuple[Unit, ...]:
-    """Return the units that plain text or LaTeX can mean; none if a part is unknown, or above 80 characters."""
+    """Return the units that plain text or LaTeX can mean; none if part is unknown or text is over 80 characters."""
     if len(text) > _MAX_CHARACTERS:
         return ()
     text = _plain_unit(text)
@@ -223,7 +223,7 @@ _MAX_PIECES = 12
 
 
 def leading_unit(text: str) -> tuple[str, int] | None:
-    r"""Return the unit that a text begins with, and where it ends: ` J/(mol K).` -> `J/(mol K)`; None if there is none.
+    r"""Return the unit at the start of a string and where it ends: ` J/(mol K).` -> `J/(mol K)`; None if there is none.
 
     Brackets around the whole unit are dropped: `(in kN)` -> `kN`. A short plain word is a unit only if no word follows
     it, because `in` and `a` are words too.
@@ -269,10 +269,10 @@ _MALFORMED = re.compile(r"^$|(?:^|\()[*)]|[^(]1|1(?!/)|[*/][*/)]|[*/(]$")
 
 
 def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
-    """Return the units that tokens can mean; none if they are not products and quotients of units, with brackets."""
+    """Return the units that tokens can mean; none unless they are products and quotients of units, with brackets."""
     if _MALFORMED.search("".join(name if name in "*/()1" else "n" for name, _ in tokens)):
         return []
-    stack = [([ONE], 1)]  # per open bracket: its units so far, and the next factor's sign, -1 after a slash
+    stack = [([ONE], 1)]  # per open bracket: units so far, sign of the next exponent (-1 after a slash)
     for name, power in tokens:
         units, sign = stack[-1]
         if name == "(":
@@ -318,7 +318,7 @@ def _glued(name: str, power: int) -> list[Unit]:
 
 
 def _symbol(text: str) -> Unit | None:
-    """Return the unit of a common symbol. Few symbols and prefixes are accepted: words must not be read as products."""
+    """Return the unit of a common symbol. Only a few symbols and prefixes count, so words are not read as products."""
     base = text[1:] if len(text) > 1 and text[0] in "kcmnM\N{MICRO SIGN}" and text != "mol" else text
     return unit_named(text) if base in _GLUED else None
 
@@ -352,7 +352,7 @@ class Conversion(NamedTuple):
     slack: Fraction = Fraction(0)  # relative error of the factor
 
     def of(self, number: Fraction) -> Fraction:
-        """Return the number in the other unit."""
+        """Convert a number to the other unit."""
         return number * self.factor + self.shift
 
 

@@ -1,7 +1,7 @@
-"""Each domain's verifier: a built-in one or a user's function. A new domain needs a file and a line in `DOMAINS`.
+"""Each domain's verifier: a built-in verifier or a user's function. A new domain needs a file and a line in `DOMAINS`.
 
-A verifier's module is imported when the verifier is created. Each verifier judges answers without thoughts, and
-computes additional reward terms. If a term's function fails, the failure is the verdict: a term is never silently 0.
+A verifier's module is imported when the verifier is created. Each verifier judges answers with the thoughts removed
+and computes extra reward terms. If a term's function fails, the failure is the verdict: a term is never silently 0.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from brorl.verification.thoughts import ThoughtTags
 from brorl.verification.verifier import TrialResponses, Verifier
 
 _KEYS = ("correct", "score", "extracted", "reason")
-_MAX_TERM = 1e9  # even with the largest weights, squared rewards are finite in 32 bits
+_MAX_TERM = 1e9  # even with the largest weights, squared rewards stay finite in 32 bits
 
 
 class FunctionVerifier:
-    """Verifies responses with a user's function; a UserError says why the function cannot be loaded or called.
+    """Verifies responses with a user's function. Raises a UserError if the function cannot be loaded or called.
 
     Args:
         pool: The workers that call the function.
@@ -118,7 +118,7 @@ class FunctionVerifier:
 
 
 def load_problem(function: str, problem: str) -> str:
-    """Return why a function cannot be loaded, and one fix."""
+    """Return why a function cannot be loaded, and how to fix it."""
     file = re.split(r"\.py:", function)[0] + ".py"
     if MAIN_GUARD in problem:
         return f"workers import {file} to call its function, which starts brorl again; {MAIN_GUARD}"
@@ -175,7 +175,7 @@ def _text(value: dict[str, object], key: str) -> str | None:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """Creates a domain's built-in verifier from the workers. The first call imports its module."""
+    """Creates a domain's built-in verifier from the workers. The first call imports the module."""
 
     module: str  # relative to brorl.verification: `domains.math`
     name: str  # the class in that module: `MathVerifier`
@@ -204,7 +204,7 @@ DOMAINS: dict[str, Callable[..., Verifier]] = {
 UNTRUSTED = (CODE_DOMAIN, GYM_DOMAIN)
 """Domains whose built-in verifier runs code from responses in the sandbox."""
 WITH_FRACTIONS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
-"""Domains whose built-in verifier can score an incorrect response between 0 and 1. For code this runs all tests."""
+"""Domains whose built-in verifier can score an incorrect response between 0 and 1. For code, this runs all tests."""
 
 
 def make_verifiers(
@@ -251,9 +251,9 @@ def untrusted_domains(settings: VerificationSettings, domains: Iterable[str]) ->
 
 
 def sandbox_lines(settings: VerificationSettings, domains: Iterable[str], tools: Sequence[str] = ()) -> list[str]:
-    """Return one line with the sandbox's level if a domain or tool runs code from responses.
+    """Return a line with the sandbox's level if a domain or tool runs code from responses; otherwise an empty list.
 
-    Raises a UserError if no level holds here.
+    Raises a UserError if no level works on this machine.
     """
     untrusted = [*untrusted_domains(settings, domains), *tools]
     if not untrusted:
@@ -269,19 +269,19 @@ def sandbox_lines(settings: VerificationSettings, domains: Iterable[str], tools:
 
 @dataclass(frozen=True)
 class DomainVerifier:
-    """Passes answers without thoughts to a verifier, and adds the additional reward terms to its verdicts."""
+    """Passes answers without thoughts to a verifier, and adds reward terms to its verdicts."""
 
     verifier: Verifier  # decides whether an answer is correct
     tags: ThoughtTags | None = None  # tags around thoughts; None to pass on whole responses
-    terms: Mapping[str, FunctionVerifier] | None = None  # name of an additional reward term -> its function
+    terms: Mapping[str, FunctionVerifier] | None = None  # name of an extra reward term -> its function
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses and compute their terms. A response that ends in a thought is an `unfinished thought`."""
+        """Verify responses and compute their terms. A response ending inside a thought is an `unfinished thought`."""
         verdicts = self._verify_answers(items, self.tags) if self.tags else self.verifier.verify_all(items)
         terms = self.terms or {}
         for name, function in terms.items():
             verdicts = [_with_term(*pair, name) for pair in zip(verdicts, function.replies(items), strict=True)]
-        # A failed term leaves fewer values.
+        # A verdict with a failed term has fewer values.
         return [verdict if len(verdict.terms) == len(terms) else replace(verdict, terms=()) for verdict in verdicts]
 
     def _verify_answers(self, items: Sequence[tuple[Prompt, str]], tags: ThoughtTags) -> list[Verdict]:

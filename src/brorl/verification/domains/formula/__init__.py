@@ -1,1 +1,1 @@
-"""Written math: what an answer says, and whether two answers agree."""
+"""Parses mathematical answers and decides whether two of them agree."""

@@ -1,6 +1,6 @@
-r"""Decides whether an answer agrees with its reference: `x = 0.5` and `\frac{1}{2}`, but not `[0, 1]` and `(0, 1)`.
+r"""Decides whether an answer agrees with its reference: `x = 0.5` with `\frac{1}{2}`, but not `[0, 1]` with `(0, 1)`.
 
-A text with a comma between digits can have two readings (`decimal_commas`). `comparison` compares what was read.
+A string with a comma between digits can have two readings (`decimal_commas`). `comparison` compares the parsed forms.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _CHOICE = re.compile(  # `\\textbf{(B)}\\ 12`
     r"([^ ].*)",
     re.DOTALL,
 )
-_REFIRE_S = 0.1  # repeat the alarm, because a bare `except` or a destructor may swallow its exception
+_REFIRE_S = 0.1  # the alarm repeats, because a bare `except` or a destructor may swallow its exception
 
 
 class _OverrunError(BaseException):
-    """The time is up. Not an Exception, because libraries catch those in many places."""
+    """Time is up. Not an Exception, because libraries catch those in many places."""
 
 
 def agree_each(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
     """Return the reason from `agree`, or `timeout`, for each (reference, answer, tolerance).
 
     Only workers call this, because the alarm needs the main thread. Each comparison may take `limit_s` (above 0) of CPU
-    time; C code may exceed it.
+    time, which C code may exceed.
     """
     return [str(_within(limit_s, partial(agree, *pair)) or "timeout") for pair in pairs]
 
 
 def are_readable(references: Sequence[str], limit_s: float) -> list[bool]:
-    """Return whether each reference can be read within the CPU time and, unless it is a text, has a value."""
+    """Return whether each reference can be read within the CPU time limit and, unless it is a `Text`, has a value."""
     return [bool(_within(limit_s, partial(is_readable, reference))) for reference in references]
 
 
 def _within(limit_s: float, call: Callable[[], object]) -> object:
-    """Return a call's value; None if it does not end in time."""
+    """Return a call's value; None if it does not finish in time."""
     try:
         signal.signal(signal.SIGPROF, _ring)
         signal.setitimer(signal.ITIMER_PROF, limit_s, _REFIRE_S)
@@ -71,8 +71,8 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     """Return the verdict's reason for an answer. Reference and answer are LaTeX or plain text.
 
     `tolerance` is the accepted difference between two measured numbers, relative to the reference. It is at least a
-    millionth, unless both numbers are whole. With None, decimals are compared in the digits that they have. A text with
-    a comma between digits may have two readings; either may agree, unless the reference is clearly one number.
+    millionth, unless both numbers are whole. With None, decimals are compared to the digits given. A string with a
+    comma between digits may have two readings; either may agree, unless the reference is clearly one number.
     """
     if choice := _choice_of(reference):
         return _agree_with_choice(*choice, answer, tolerance)
@@ -84,13 +84,13 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
 
 
 def _readings(text: str) -> list[str]:
-    """Return a text, and its decimal-comma reading if it has one."""
+    """Return the string, and its decimal-comma reading if it has one."""
     reading = with_points(text)
     return [text] if reading is None else [text, reading]
 
 
 def _agree(reference: str, answer: str, tolerance: float | None) -> str:
-    """Return the verdict's reason for one reading of each text."""
+    """Return the verdict's reason for one reading of each string."""
     reference_form, answer_form = read(reference), read(answer)
     if isinstance(reference_form, Text) and not any(map(str.isalnum, reference_form.words)):
         return UNREAD_REFERENCE
@@ -109,13 +109,13 @@ def _agree(reference: str, answer: str, tolerance: float | None) -> str:
 
 
 def _choice_of(text: str) -> tuple[str, str] | None:
-    """Return the letter of a choice and the value after it; None for any other text."""
+    """Return the letter of a choice and the value after it; None for any other string."""
     match = _CHOICE.fullmatch(text)
     return (match[1], match[2]) if match else None
 
 
 def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | None) -> str:
-    """Return the verdict's reason if the reference is a choice and its value: for `(B) 12`, `B` or `12` is correct."""
+    """Return the verdict's reason if the reference is a choice with its value: for `(B) 12`, `B` or `12` is correct."""
     if choice := _choice_of(answer):
         reasons = [agree(letter, choice[0]), agree(value, choice[1], tolerance)]
         return next((reason for reason in reasons if reason != CORRECT), CORRECT)
@@ -123,7 +123,7 @@ def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | 
 
 
 def is_readable(reference: str) -> bool:
-    """Return whether any answer can agree with a reference: it has a value, or is words or balanced notation."""
+    """Return whether any answer can agree with a reference: it must have a value, or be words or balanced notation."""
     if choice := _choice_of(reference):
         return is_readable(choice[1])
     form = read(reference)

@@ -1,4 +1,4 @@
-r"""Compares two forms: values at points, sets by members, equations up to a factor, texts word by word.
+r"""Compares two forms: values at points, sets by members, equations up to a factor, text word by word.
 
 A value may have a name before it (`x = 42`, `AB = 42`) and a unit after it. A list without brackets is a set. All other
 pairs of forms differ.
@@ -67,12 +67,12 @@ from brorl.verification.domains.formula.words import are_same_words, are_two_fac
 from brorl.verification.domains.units import conversions
 
 _PI = Symbol("\\pi")
-_MAX_PAIRS = 5_000  # unsuccessful comparisons between members of two lists
+_MAX_PAIRS = 5_000  # failed comparisons between members of two lists
 _ROUNDING = Fraction(1, 1_000_000)  # the minimum tolerance, unless both numbers are whole
 
 
 class FormComparison:
-    """Compares forms with the tolerance of `agree`. `is_complex` says whether the letter i is the imaginary unit."""
+    """Compares forms with the tolerance of `agree`. With `is_complex`, the letter i is the imaginary unit."""
 
     def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
         self._is_complex = is_complex
@@ -108,7 +108,7 @@ class FormComparison:
         return self._same_kind(reference, answer)
 
     def _single(self, form: Form) -> Form:
-        r"""Return `\frac{1}{2}` for `\frac{1}{2} or 0.5`, which gives one value twice; other forms unchanged."""
+        r"""Reduce `\frac{1}{2} or 0.5`, one value given twice, to `\frac{1}{2}`; return other forms unchanged."""
         if isinstance(form, Listing) and form.joint == "or" and not any(variables(item) for item in form.items[1:]):
             first = normal(form.items[0])
             if not isinstance(first, Listing) and all(self.same(first, item) for item in form.items[1:]):
@@ -156,7 +156,7 @@ class FormComparison:
         return reference == answer if first is None or second is None else self._same_quantity(first, second)
 
     def _same_residue(self, reference: Form, answer: Form) -> bool:
-        """Compare numbers up to multiples of a modulus. A plain number must equal the written one."""
+        """Compare numbers up to multiples of a modulus. A plain number must equal the number as written."""
         if isinstance(reference, Residue) and isinstance(answer, Residue):
             first, second, modulus = map(exact_value, (reference.value, answer.value, reference.modulus))
             if first is not None and second is not None and modulus:
@@ -190,7 +190,7 @@ class FormComparison:
         )
 
     def _same_angle(self, reference: Quantity, answer: Quantity) -> bool:
-        """Compare degrees to a multiple of pi."""
+        """Compare degrees with a multiple of pi."""
         if {reference.unit, answer.unit} != {"", "°"} or _PI not in (*walk(reference.value), *walk(answer.value)):
             return False
         angles = [Apply("degree", (form.value,)) if form.unit else form.value for form in (reference, answer)]
@@ -217,9 +217,9 @@ class FormComparison:
         return len(reference) == len(answer) and all(map(self.same, reference, answer))
 
     def _same_members(self, reference: Sequence[Form], answer: Sequence[Form]) -> bool:
-        """Return whether two lists have the same members in any order. One member cannot match two.
+        """Return whether two lists have the same members in any order. Each member matches at most one other.
 
-        Both lists are sorted, so that equal members are found immediately; UnreadableError if too many pairs remain.
+        Sorting both lists first finds equal members immediately. Raises an UnreadableError if too many pairs remain.
         """
         if len(reference) == len(answer):
             members, left = sorted(reference, key=place_of), sorted(answer, key=place_of)
@@ -265,7 +265,7 @@ class FormComparison:
         return region.holds == answer_region.holds and all(map(self._same_value, region.ends, answer_region.ends))
 
     def _gives(self, reference: Form, answer: Relation) -> bool:
-        """Return whether a chain such as `x = 6 * 7 = 42` gives a value: other sides are names or equal the value."""
+        """Return whether a chain such as `x = 6 * 7 = 42` gives a value: its other sides are names or equal it."""
         if not set(answer.signs) <= EQUAL:
             return False
         sides, signs = answer
@@ -282,7 +282,7 @@ class FormComparison:
     def _chain_gives(
         self, reference: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False
     ) -> bool:
-        """Return whether equal sides give a value. After a name, skip formulas with variables: `A = r h = 42`."""
+        """Return whether a chain gives a value. After a name, skip formulas with variables: `A = r h = 42`."""
         while after_name and not variables(reference) and sides and variables(sides[0]):
             sides, signs = sides[1:], signs[1:]
         if not sides or not self._is_chain(sides, signs):
@@ -292,7 +292,7 @@ class FormComparison:
         return any(self.same(reference, side) for side in sides)
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
-        r"""Return whether all sides of a chain are equal, or rounded after `\approx`."""
+        r"""Return whether all sides of a chain are equal, up to rounding after `\approx`."""
         for side, following, sign in zip(sides, sides[1:], signs, strict=False):
             if sign == "\\approx":
                 exact, rounded = (form.value if isinstance(form, Quantity) else form for form in (side, following))
@@ -305,9 +305,9 @@ class FormComparison:
         return True
 
     def _same_relation(self, reference: Relation, answer: Form) -> bool:
-        """Compare an equation or inequality to an answer. For `x = 42` the answer may be `42`."""
+        """Compare an equation or inequality with an answer. For `x = 42`, the answer may be `42`."""
         if modulus_of(reference) and not modulus_of(answer):
-            return False  # one of its solutions
+            return False  # a single solution is not enough
         if set(reference.signs) <= EQUAL and (pair := solved(reference)):
             name, value = pair
             if not isinstance(answer, Relation):
@@ -345,7 +345,7 @@ class FormComparison:
         return is_multiple(differences[0], differences[1], signs[0] in (">", "\\ge"), self._is_complex)
 
     def _same_assignments(self, reference: Form, answer: Form) -> bool | None:
-        """Compare `x = 1, y = 2` to a similar list or to `1, 2`; None if neither form names several values."""
+        """Compare `x = 1, y = 2` with a similar list or with `1, 2`; None if neither form names several values."""
         values, answer_values = assigned(reference), assigned(answer)
         if values is not None and answer_values is not None:
             same_names = values.keys() == answer_values.keys()

@@ -1,7 +1,7 @@
 r"""The expression grammar: numbers, letters, functions, fractions, powers, products, sums, and matrices of these.
 
-Each method reads the rule in its docstring: `?` is at most once, `*` any number of times, `+` at least once. Adjacent
-letters are a product: `ab`. A number must follow an operator, except in mixed numbers: `1 1/2`.
+Each method reads the rule in its docstring: `?` means at most once, `*` any number of times, `+` at least once.
+Adjacent letters are a product: `ab`. A number must follow an operator, except in mixed numbers: `1 1/2`.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _MATRICES = frozenset(word_list("pmatrix bmatrix Bmatrix matrix smallmatrix vmat
 _CELL_ENDS = ("&", "\\\\", "\\end")
 _CONDITION_WORDS = ("if", "for", "when", "where")
 _SEVERAL = frozenset({"max", "min", "gcd", "lcm"})  # functions with several arguments
-_PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # the repeating digits before dots: `0.333...`
+_PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # digits that repeat before dots: `0.333...`
 _WHOLE_FRACTION = re.compile(r"\\frac(?: *(?:\{ *\d+ *\}|\d)){2}(?!\d*\.)")
 
 
 class ExpressionReader(TokenReader):
-    """Reads expressions. `AnswerReader` adds the rules that they share with answers."""
+    """Reads expressions. `AnswerReader` adds the rules shared by expressions and answers."""
 
     listing: Callable[[], Form]  # all items up to a closing bracket
     bracketed: Callable[[], Form]  # a tuple, an interval, a set, or an expression in brackets
@@ -85,7 +85,7 @@ class ExpressionReader(TokenReader):
         return form
 
     def _sign(self) -> str | None:
-        r"""Sign: `+` | `-` | `\pm` | `\mp` | `minus` | `negative`. Before a word, `minus` is a word too."""
+        r"""Sign: `+` | `-` | `\pm` | `\mp` | `minus` | `negative`. Before another word, `minus` is just a word."""
         token = self.peek()
         if token.kind == "name" and token.text.lower() in _SIGN_WORDS and self.peek(1).kind != "name":
             self.take()
@@ -177,7 +177,7 @@ class ExpressionReader(TokenReader):
         return to_expression(self._signed(partial(self.argument, whole=True)))
 
     def argument(self, whole: bool = False) -> Expression:
-        """Argument: `{` sum `}` | digit | letter | primary. With `whole`, a number keeps all its digits."""
+        """Argument: `{` sum `}` | digit | letter | primary. With `whole`, a number is taken whole."""
         if self.accept("{"):
             return self.group("}")
         token = self.peek()
@@ -249,7 +249,7 @@ class ExpressionReader(TokenReader):
         return number
 
     def _starts_fraction(self) -> bool:
-        r"""Return whether a whole number is followed by a fraction of such: `\frac{1}{2}`, or ` 1/2` after a space."""
+        r"""Return whether a fraction of whole numbers follows a number: `\frac{1}{2}`, or ` 1/2` after a space."""
         first, slash, under = (self.peek(ahead) for ahead in range(3))
         if first.text == "\\frac":
             return _WHOLE_FRACTION.match(written(self.tokens[self.at : self.at + 7])) is not None
@@ -385,7 +385,7 @@ class ExpressionReader(TokenReader):
         return applied if exponent is None else Apply("^", (applied, exponent))
 
     def _several(self) -> tuple[Expression, ...]:
-        """Several: bracketed, whose items are the arguments of `max` and the like."""
+        """Several: bracketed, whose items are the arguments of a function such as `max`."""
         if not self._opens():
             raise UnreadableError("no arguments in brackets")
         return arguments_in(self._primary())

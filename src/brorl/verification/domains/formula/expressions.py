@@ -1,10 +1,10 @@
-r"""Expressions (numbers, symbols, operations) with their values, and the other forms that an answer can have.
+r"""Expressions (numbers, symbols, operations) with their values, and the other forms an answer can take.
 
     `2x + 1`     Apply("+", (Apply("*", (Number(2), Symbol("x"))), Number(1)))
     `x = 3 cm`   Relation((Symbol("x"), Quantity(Number(3), "cm", ...)), ("=",))
 
-A value is an exact fraction if possible, otherwise an mpmath number of any precision. Values whose logarithm exceeds a
-bound are not computed, which limits the work.
+A value is an exact fraction if possible, otherwise an mpmath number of any precision. To limit the work, values whose
+logarithm exceeds a bound are not computed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_ARGUMENT, _MAX_FACTORIAL = 5_000, 10**20  # of an exact factorial, and of a
 
 
 class UndefinedError(ArithmeticError):
-    """An expression has no value, or none that can be computed."""
+    """An expression has no value, or its value cannot be computed."""
 
 
 class Number(NamedTuple):
@@ -133,7 +133,7 @@ def exact_value(expression: Expression, point: Point | None = None) -> Fraction 
 def value_at(expression: Expression, point: Point) -> Any:
     """Return an expression's value at mpmath's working precision. `point` contains the values of its variables.
 
-    Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
+    Raises an UndefinedError if there is no value or it cannot be computed within the bounds.
     """
     value = _as_mp(_value(expression, point))
     if mp.isnan(value):
@@ -266,11 +266,11 @@ def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
 
 
 class Quantity(NamedTuple):
-    """A value with its unit or the noun that it counts."""
+    """A value with its unit or counted noun."""
 
     value: Expression
     unit: str  # `cm`, `apple`, `°`
-    product: Expression | None  # `3 m` as 3 times the variable m; None if the unit cannot be variables
+    product: Expression | None  # `3 m` as 3 times the variable m; None if the unit cannot be read as variables
     words: str = ""  # the words after the unit: `east`, `of NaOH`
 
 
@@ -278,7 +278,7 @@ class Text(NamedTuple):
     """Words, or notation that the grammar cannot read."""
 
     words: str
-    is_text: bool = True  # equal tuples are equal keys of a cache; with this field, no `Symbol` equals a text
+    is_text: bool = True  # an extra field, so a `Text` never equals a `Symbol` as a cache key
 
 
 class Bracketed(NamedTuple):
@@ -356,9 +356,9 @@ Form = (
 
 
 def to_expression(form: Form) -> Expression:
-    """Return a form as an expression, with the letters of units or capitals (`RT`) as variables.
+    """Return a form as an expression, with letters in units or capitals (`RT`) as variables.
 
-    Raises an UnreadableError if it is not an expression.
+    Raises an UnreadableError if the form is not an expression.
     """
     if isinstance(form, Text) and _CAPITALS.fullmatch(form.words):
         return product_of(form.words)

@@ -1,10 +1,10 @@
-r"""The answer grammar: `read` turns a text into a form.
+r"""The answer grammar: `read` turns a string into a form.
 
     answer   items joined by `,`, `and` or `or`       `x = 3 cm, y = 4`
     item     sides joined by `=`, `<`, `\in`, ...     `x = 3 cm`
     side     an expression (a unit may follow), a set, a matrix, a ratio, or words
 
-If the grammar cannot read part of an answer, the whole answer is a `Text`.
+If the grammar cannot read part of an answer, the whole answer becomes a `Text`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SET_SIGNS = frozenset({"\\cup", "\\cap", "\\setminus"})
 _JOINTS = {",": ",", ";": ",", "and": "and", "or": "or", "\\lor": "or", "\\land": "and"}
 _ENDS = _CLOSERS | SIGNS | _JOINTS.keys() | _SET_SIGNS | {":"}
 _UNIT_COMMANDS = frozenset({"\\frac", "\\degree", "\\Omega", "\\mu", "\\AA"})
-_PRODUCT = re.compile(  # matches products of letters: `mgh`, `qvB`, `ab`, but not `east` and `PQR`
+_PRODUCT = re.compile(  # matches products of letters: `mgh`, `qvB`, `ab`, but not `east` or `PQR`
     r"(?=[A-Z]*[a-z])(?:(?![aeiou])[a-z]|(?![AEIOU])[A-Z])+|[a-z]{2}"
 )
 _SHORT_WORDS = frozenset(
@@ -181,7 +181,7 @@ class AnswerReader(ExpressionReader):
         return None
 
     def _boundary(self, in_unit: bool = False) -> int:
-        """Return the end of this side: before a comma, a sign, `and`, or a closing bracket."""
+        """Return where this side ends: before a comma, a sign, `and`, or a closing bracket."""
         for at, token in self.outside_brackets(_MAX_TAIL):
             is_number = in_unit and token.kind == "number" and at > self.at and self.tokens[at - 1].kind == "name"
             if token.text in _ENDS or is_number:
@@ -189,7 +189,7 @@ class AnswerReader(ExpressionReader):
         return min(len(self.tokens), self.at + _MAX_TAIL)
 
     def _side_of_words(self) -> Form | None:
-        """Read a side that is only words: a spelled-out number or a text; None for other sides."""
+        """Read a side that is only words: a spelled-out number or other text; None for other sides."""
         if (number := self._spelled_with_and()) is not None:
             return number
         end = self._boundary()
@@ -229,7 +229,7 @@ class AnswerReader(ExpressionReader):
         return Number(number)
 
     def side(self) -> Form:
-        """Side: (value unit?)+ | set (set_sign set)* | ratio. Several quantities are one: `2 hours 30 minutes`."""
+        """Side: (value unit?)+ | set (set_sign set)* | ratio. Several quantities form one: `2 hours 30 minutes`."""
         first = self._value()
         if not (isinstance(first, Quantity) and self.peek().kind == "number"):
             return first
@@ -292,7 +292,7 @@ class AnswerReader(ExpressionReader):
         return self.has_units and self._measure() is not None
 
     def _measure(self) -> tuple[str, str, int] | None:
-        """Return the next (unit or counted noun, words after it, end); None if there is no unit or noun."""
+        """Return the next (unit or counted noun, words after it, end); None if there is neither."""
         if self.taken:
             return None
         end = self._boundary(in_unit=True)
@@ -302,7 +302,7 @@ class AnswerReader(ExpressionReader):
         for length in range(len(tail), 0, -1):
             if length < len(tail) and not is_beside_unit(tail[length]):
                 break
-            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # `5 N in the direction` is not inches
+            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # not inches: `5 N in the direction`
                 continue
             if (unit := _unit(tail[:length])) is not None:
                 return unit, words_of(tail[length:]), end
@@ -347,7 +347,7 @@ class AnswerReader(ExpressionReader):
 
 
 def _without_brackets(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Return the tokens of a unit in brackets, `(m/s)`, without them. Single letters in brackets are a factor."""
+    """Return the tokens of a unit in brackets, `(m/s)`, without them. Single letters in brackets are factors."""
     if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
         inner = tokens[1:-1]
         return (
@@ -367,7 +367,7 @@ def _may_begin_unit(tokens: Sequence[Token]) -> bool:
 
 
 def _is_apart(tokens: Sequence[Token]) -> bool:
-    """Return whether the first token is separate from the value before it, not a letter joined to it."""
+    """Return whether the first token is separate from the value before it, rather than a letter joined to it."""
     return tokens[0].is_upright or tokens[0].is_spaced or _is_prefix(tokens, 0)
 
 

@@ -46,7 +46,7 @@ def vector_of(form: Form) -> Sequence[Form] | None:
 
 
 def name_of(form: Form) -> str | None:
-    r"""Return the name in a side that is only a name: `x`, `f(x)`, `AB`, `\text{Area}`; None for other sides."""
+    r"""Return the name if a side is only a name: `x`, `f(x)`, `AB`, `\text{Area}`; None for other sides."""
     match form:
         case Symbol(name):
             return name if variables(form) else None
@@ -89,7 +89,7 @@ def is_call(form: Form) -> TypeGuard[Apply]:
 
 
 def is_name(form: Form, wide: bool) -> bool:
-    """Return whether a side names a value. With `wide`, a formula of several variables without numbers does too."""
+    """Return whether a side names a value. With `wide`, so does a formula of several variables without numbers."""
     if name_of(form) is not None:
         return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):
@@ -126,7 +126,7 @@ def are_choices(form: Form, words: str) -> bool:
 
 
 def same_name(reference: str, answer: Form) -> bool:
-    """Return whether a side has this name. `y` and `f(x)` are the same graph."""
+    """Return whether a side has this name. `y` and `f(x)` mean the same graph."""
     name = name_of(answer)
     if name is None:
         return False
@@ -150,7 +150,7 @@ def assigned(form: Form) -> dict[str, Form] | None:
     return values if len(values) == len(pairs) > 1 else None
 
 
-_WHOLE, _REAL = "n\N{ELEMENT OF}", "t\N{ELEMENT OF}"  # names for bound letters, which cannot occur in text
+_WHOLE, _REAL = "n\N{ELEMENT OF}", "t\N{ELEMENT OF}"  # names for bound variables; no answer can contain them
 _MAX_PROGRESSION = 500
 
 T = TypeVar("T")
@@ -190,7 +190,7 @@ def without_conditions(form: Listing) -> list[Form]:
 
 
 def with_letters(reference: Expression, answer: Expression) -> Expression:
-    """Return an answer with the reference's letter for any whole number (`2k`, `2n`) or integration constant."""
+    """Rename an answer's whole-number variable (`2k`, `2n`) or integration constant to the reference's letter."""
     letters, answer_letters = variables(reference) - variables(answer), variables(answer) - variables(reference)
     if len(letters) != 1 or len(answer_letters) != 1:
         return answer
@@ -231,7 +231,7 @@ def between(items: Sequence[Form], last: Form) -> list[Form]:
 
 
 def modulo(form: Form, modulus: Expression) -> Form:
-    r"""Return a form with its values, as in 3 or `x \equiv 3`, taken up to multiples of a modulus. Names are kept."""
+    r"""Return a form with each value, the 3 in `3` or `x \equiv 3`, as a residue of the modulus. Names are kept."""
     if isinstance(form, Relation) and set(form.signs) <= EQUAL:
         return form._replace(sides=tuple(modulo(side, modulus) for side in form.sides))
     return Residue(form, modulus) if isinstance(form, Expression) and not isinstance(form, Symbol) else form

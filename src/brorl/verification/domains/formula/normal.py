@@ -1,8 +1,8 @@
-r"""Normalizes forms that mean the same: sets of numbers, plus-minus signs, lists of named values.
+r"""Normalizes forms with the same meaning: sets of numbers, plus-minus signs, lists of named values.
 
     `\pm 2`  ->  `2 or -2`        `x = 1 or x = 2`  ->  `1 or 2`        `0 < x < 1`, `(0, 1)`  ->  one `Region`
 
-A set of real numbers is a predicate plus the numbers where it may change. One test decides between two such numbers.
+A set of real numbers is a predicate plus the numbers where it may change. Between two neighbors, one test is enough.
 """
 
 from __future__ import annotations
@@ -155,26 +155,26 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> _Set | None
         directions = {{"\\le": "<", "\\ge": ">"}.get(sign, sign) for sign in signs}
         if place in (0, len(sides) - 1) or len(directions) > 1:
             return None
-    # `0 < x \le 1` is `x > 0` and `x \le 1`: signs before x are turned.
+    # `0 < x \le 1` is `x > 0` and `x \le 1`: signs before x are reversed.
     before = [(TURNED[sign], side) for sign, side in zip(signs[:place], sides[:place], strict=True)]
     after = [(signs[place], side) for side in sides[place + 1 :]]
     return _combine("\\cap", [_bounded(sides[place], sign, to_expression(side)) for sign, side in before + after])
 
 
 def _variable_of(side: Form) -> str | None:
-    """Return a side's name if it is one such as `x` or `f(x)`, else None."""
+    """Return the name if a side is a name such as `x` or `f(x)`; None for other sides."""
     return name_of(side) if is_call(side) or isinstance(side, Symbol) else None
 
 
 def _inside_bars(side: Form) -> str | None:
-    """Return the x of `|x|`; None if a side is something else."""
+    """Return x if a side is `|x|`; None for other sides."""
     if isinstance(side, Apply) and side.operation == "abs" and isinstance(side.arguments[0], Symbol):
         return _variable_of(side.arguments[0])
     return None
 
 
 def _bounded(side: Form, sign: str, number: Expression) -> _Set | None:
-    """Return the set of the x in `x < 2` or `|x| < 2`."""
+    """Return the set of x that satisfy `x < 2` or `|x| < 2`."""
     letter = _inside_bars(side)
     if letter is None:
         return _half(sign, number, _variable_of(side))
@@ -213,7 +213,7 @@ def is_equation(form: Form) -> bool:
 
 @lru_cache(maxsize=4096)
 def normal(form: Form) -> Form:
-    r"""Return a form in the standard notation: `{4}` -> `4`, `\pm 2` -> `2 or -2`, `x = 1 or x = 2` -> `1 or 2`."""
+    r"""Return a form in standard notation: `{4}` -> `4`, `\pm 2` -> `2 or -2`, `x = 1 or x = 2` -> `1 or 2`."""
     match form:
         case Relation():
             return _normal_relation(form)
@@ -278,7 +278,7 @@ def _normal_ratio(form: Ratio) -> Form:
 
 
 def _with_either_sign(form: Bracketed) -> Form:
-    r"""Return both points of `(2, \pm 1)`. A point with more such signs is ambiguous and is returned unchanged."""
+    r"""Return both points of `(2, \pm 1)`. A point with several such signs is ambiguous and is returned unchanged."""
     places = [place for place, item in enumerate(form.items) if has_two_signs(item)]
     if len(places) != 1:
         return form
@@ -310,7 +310,7 @@ def _in_blocks(items: list[Form]) -> list[Form]:
 
 
 def _flat(items: Sequence[Form]) -> list[Form]:
-    r"""Return items with each item that means several replaced by those: `\pm 2` becomes `2` and `-2`."""
+    r"""Expand each item that stands for several: `\pm 2` becomes `2` and `-2`."""
     flat: list[Form] = []
     for item in items:
         form = normal(item)
@@ -365,7 +365,7 @@ def percent_of(expression: Expression) -> Expression | None:
 
 
 def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
-    r"""Return (3, 4) for `3\mathbf{i}+4\mathbf{j}` if the other form is a vector of equal length; otherwise None."""
+    r"""Return (3, 4) for `3\mathbf{i}+4\mathbf{j}` if the other form is a vector of the same length; otherwise None."""
     parts = vector_of(vector)
     if parts is None or not isinstance(form, Expression) or not variables(form) <= {*"ijk"[: len(parts)]}:
         return None
@@ -376,7 +376,7 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
 
 
 def have_other_units(reference: Form, answer: Form) -> bool:
-    """Return whether two quantities have units that do not convert to each other."""
+    """Return whether two quantities have units that cannot be converted to each other."""
     first, second = as_quantity(reference), as_quantity(answer)
     if first is None or second is None or not (first.unit and second.unit):
         return False

@@ -35,7 +35,7 @@ def number_of(text: str) -> Number:
 
 
 def based_of(digits: str, base: str) -> Form:
-    """Return a number in a base, `1011_2` or `1011_{two}`; in base ten, an ordinary number."""
+    """Return a number in the given base, `1011_2` or `1011_{two}`; in base ten, an ordinary number."""
     base = base.strip("()").removeprefix("base")
     if not (base.isdigit() or base in NUMERALS) or not digits.isdigit():
         raise UnreadableError("not a base")
@@ -53,7 +53,7 @@ def ordinal_of(number: Number, suffix: str) -> Number:
 
 
 def repeating_of(text: str, period: str) -> Number:
-    """Return the number whose last digits repeat: `0.3` and `3` give a third."""
+    """Return the number whose last digits repeat: `0.3` and `3` give 1/3."""
     whole, _, fixed = text.partition(".")
     if not period.isdigit() or "e" in text.lower():
         raise UnreadableError("no repeating digits")
@@ -87,9 +87,9 @@ def _whole(words: list[str]) -> Fraction | None:
         return Fraction(1)
     if not words or words[-1] in ("a", "an"):
         return None
-    total = 0  # of the parts before a magnitude: 2,000 in `two thousand three hundred`
+    total = 0  # value of the words up to the last magnitude: 2,000 in `two thousand three hundred`
     part = 0
-    last = 1_000  # the word before must be larger: `twenty three`, but not `three twenty`
+    last = 1_000  # the value of the word before, which must be larger: `twenty three`, but not `three twenty`
     largest = 10**15
     for at, word in enumerate(words):
         number = 1 if at == 0 and word in ("a", "an") else NUMERALS.get(word)

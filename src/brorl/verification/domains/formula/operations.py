@@ -1,4 +1,4 @@
-"""Signs, products and calls of forms that the grammar reads: most need expressions, some allow a vector."""
+"""Signs, products and arguments of forms that the grammar reads: most need expressions, a product allows a vector."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-r"""Points for comparing two formulas: random ones, and some on each side of every number where a formula changes.
+r"""Points for comparing two formulas: random points, and points on each side of every number where a formula changes.
 
-    `|x - 5|`  ->  x = 1.3, -2.1, ... near 0; then x = 2.9 below the break 5, 8.4 above it, and some far from it
+    `|x - 5|`  ->  x = 1.3, -2.1, ... near 0; then x = 2.9 below the break 5, 8.4 above it, and points far from it
 
-An absolute value, a rounding, a maximum, a root or a logarithm may follow a different rule beyond a number, its break.
-Between and beyond breaks one point is enough, because a formula is analytic there. Breaks are found exactly if the
-argument is a polynomial of degree 1 or 2 between the breaks inside it; otherwise points are placed at all magnitudes.
+An absolute value, rounding, maximum, root or logarithm may follow different rules on the two sides of a number, its
+break. Between and beyond breaks, one point is enough, because a formula is analytic there. Breaks are found exactly if
+the argument is a polynomial of degree 1 or 2 between its own breaks; otherwise, points are placed at all magnitudes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from brorl.verification.domains.formula.expressions import (
 WHOLE_NUMBERS = frozenset("nkmj")  # letters that denote whole numbers
 _NEAR_ZERO = 8
 _MAX_BREAKS, _MAX_PARTS = 24, 40
-_MAX_SEARCHES = 200  # searches for one variable's breaks in one change; more variables allow fewer changes
+_MAX_SEARCHES = 200  # limit for variables times changes; each search finds one variable's breaks in one change
 _JOINT = 6  # points with all variables next to their breaks
 _FAR = (Fraction(43), Fraction(2_903))
 _MAGNITUDES = tuple(Fraction(9, 2) * 4**k for k in range(9))
@@ -51,13 +51,13 @@ class _Change(NamedTuple):
 
     argument: Expression
     levels: tuple[Fraction, ...]
-    is_jump: bool = False  # whether it may have a separate value at the break
+    is_jump: bool = False  # whether the formula may have a separate value at the break
 
 
 class _Breaks(NamedTuple):
     at: list[Fraction]  # ascending
-    jumps: list[Fraction]  # those of a rounding
-    are_all: bool  # whether every change was solved
+    jumps: list[Fraction]  # breaks of roundings
+    are_all: bool  # whether all breaks were found
 
 
 def near_zero(names: Sequence[str], whole: Collection[str]) -> Iterator[dict[str, Any]]:
@@ -77,7 +77,7 @@ def near_zero(names: Sequence[str], whole: Collection[str]) -> Iterator[dict[str
 def at_changes(
     expressions: Sequence[Expression], names: Sequence[str], whole: Collection[str], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield points on each side of all breaks, variable by variable, then for all together; none without breaks."""
+    """Yield points on each side of every break, one variable at a time, then all together; none without breaks."""
     parts = [part for expression in expressions for part in walk(expression) if isinstance(part, Apply)][::-1]
     changes = list(dict.fromkeys(change for part in parts[-_MAX_PARTS:] for change in _changes(part)))
     if not (changes and names):
@@ -103,7 +103,7 @@ def at_changes(
 
 
 def may_be_complex(expression: Expression) -> list[Expression]:
-    """Return the roots, logarithms and inverse functions in an expression, which are real on part of the line only."""
+    """Return the roots, logarithms and inverse functions in an expression, which are real only on part of the line."""
     return [
         part
         for part in walk(expression)
@@ -127,7 +127,7 @@ def _is_even_root(part: Apply) -> bool:
 
 
 def _changes(part: Apply) -> Iterator[_Change]:
-    """Yield where a part may change, if it depends on a variable."""
+    """Yield where part of a formula may change, if it depends on a variable."""
     operation, arguments = part
     first = arguments[0]
     if operation in _AT_ZERO:
@@ -155,7 +155,7 @@ def _if_open(argument: Expression, levels: tuple[Fraction, ...], is_jump: bool =
 
 
 def _breaks(changes: Sequence[_Change], name: str, point: Mapping[str, Any]) -> _Breaks:
-    """Return the numbers where a variable changes a formula, from inner changes to outer."""
+    """Return the values of a variable at which a formula changes, found from inner changes to outer."""
     breaks: set[Fraction] = set()
     jumps: set[Fraction] = set()
     are_all = True
@@ -227,7 +227,7 @@ def _beside(breaks: _Breaks, random: Random) -> list[Fraction]:
 
 
 def _far(breaks: _Breaks) -> Sequence[Fraction]:
-    """Return magnitudes far from 0; none if all breaks are known: then a point beyond the last one is enough."""
+    """Return magnitudes far from 0; none if all breaks are known, because one point beyond the last is then enough."""
     if not breaks.are_all:
         return _MAGNITUDES
     return _FAR if breaks.jumps else ()
@@ -238,7 +238,7 @@ def _outer(ends: Sequence[Fraction]) -> list[tuple[Fraction, int]]:
 
 
 def _whole_beside(breaks: _Breaks, signed: bool, most: int | None) -> list[Fraction]:
-    """Return whole numbers next to the breaks and large ones up to a bound, negative ones only if `signed`."""
+    """Return whole numbers next to the breaks, and large ones if `most` is None; negative ones only if `signed`."""
     beside = {floor(end) + step for end in breaks.at for step in (-1, 0, 1, 2)} | {ceil(2 * end) for end in breaks.at}
     sizes = [] if most else [*map(floor, _far(breaks)), 10**6 + 3]
     signs = (1, -1) if signed else (1,)

@@ -1,4 +1,4 @@
-r"""A position in an answer's tokens, which moves from left to right.
+r"""A position in an answer's tokens that moves from left to right.
 
 A position is a token and a character in it, because a name may be a run of letters (`ab`, `xsin`), and TeX takes a
 single digit as an argument (`\frac12`).
@@ -27,7 +27,7 @@ class TokenReader:
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens = tuple(tokens)
         self.at = 0  # the next token
-        self.taken = 0  # characters taken from it
+        self.taken = 0  # characters already taken from that token
 
     def peek(self, ahead: int = 0) -> Token:
         """Return a token without taking it. For a partly taken name, return its next letter."""
@@ -38,7 +38,7 @@ class TokenReader:
         return token if ahead or not self.taken else _rest_of(token, self.taken)
 
     def take(self, length: int | None = None) -> Token:
-        """Take the next token, or some of its characters."""
+        """Take the next token, or its first `length` characters."""
         token = self.peek()
         if token is END:
             raise UnreadableError("the text ends too early")
@@ -76,7 +76,7 @@ class TokenReader:
         return self.at > 0 and self.tokens[self.at - 1].text == text
 
     def outside_brackets(self, most: int | None = None) -> Iterator[tuple[int, Token]]:
-        """Yield (index, token) from here on, skipping tokens inside brackets that open after here."""
+        """Yield (index, token) from here on, skipping tokens inside any brackets opened along the way."""
         depth = 0
         for at in range(self.at, len(self.tokens) if most is None else min(self.at + most, len(self.tokens))):
             text = self.tokens[at].text

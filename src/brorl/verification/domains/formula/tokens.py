@@ -1,9 +1,9 @@
-r"""Splits an answer, in LaTeX or plain text, into tokens in a single notation.
+r"""Splits an answer, in LaTeX or plain text, into tokens in a uniform notation.
 
     `x\leq 2.5\,\text{cm}`  ->  name `x`, command `\le`, number `2.5`, upright name `cm`
 
 Fonts, colors and spacing are dropped, and each symbol has one name: `\leq`, `\leqslant` and `<=` become `\le`. Takes
-time linear in the text length.
+linear time.
 """
 
 # ruff: noqa: RUF001
@@ -43,7 +43,7 @@ _CHARACTERS = str.maketrans(
     }
 )  # fmt: skip
 _STYLED = re.compile("[\U0001d400-\U0001d7ff\uff01-\uff5e]+")  # bold and full-width letters, digits and marks
-_DIGIT = re.compile(r"(?![0-9])\d")  # a digit of a different script: `٦`, `६`
+_DIGIT = re.compile(r"(?![0-9])\d")  # a digit from a different script: `٦`, `६`
 _RADICAL = re.compile(r"([√∛∜]) ?(\d+(?:\.\d+)?)?")  # takes a whole number, unlike `\sqrt`
 _DEGREE_OF = {"√": "", "∛": "[3]", "∜": "[4]"}
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
@@ -51,7 +51,7 @@ _RAISED_TO, _LOWERED_TO = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", 
 
 
 def in_latex(text: str) -> str:
-    r"""Return a text with LaTeX for special characters: `½` -> `\frac{1}{2}`, `x²` -> `x^{2}`, `≤` -> `\le `."""
+    r"""Replace special characters with LaTeX: `½` -> `\frac{1}{2}`, `x²` -> `x^{2}`, `≤` -> `\le `."""
     if text.isascii():
         return text.translate(_CHARACTERS) if "~" in text else text
     text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
@@ -67,11 +67,11 @@ def _with_radical(match: re.Match[str]) -> str:
 
 
 word_list = re.compile(r"\S+").findall
-"""Return the words of a text."""
+"""Return the words in a string."""
 
 
 class UnreadableError(ValueError):
-    """The answer grammar cannot read this text."""
+    """The answer grammar cannot read this string."""
 
 
 class Token(NamedTuple):
@@ -159,7 +159,7 @@ _MAX_TOKENS = 4_000
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of a text; UnreadableError if a text group does not close or the text is too long."""
+    """Return the tokens in a string; UnreadableError if a text group is not closed or the string is too long."""
     text = in_latex(text)
     for pattern, same in _REWRITTEN:
         text = pattern.sub(same, text)
@@ -167,7 +167,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 class _Lexer:
-    """Reads a text once, from left to right."""
+    """Reads a string once, from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.tokens = text, 0, list[Token]()
@@ -263,7 +263,7 @@ class _Lexer:
 
 
 def written(tokens: Sequence[Token]) -> str:
-    """Join tokens into a text in the single notation."""
+    """Join tokens into a string in the uniform notation."""
     return "".join(
         (" " if token.is_spaced else "") + token.text + (" " if token.kind == "command" else "") for token in tokens
     ).strip()
@@ -309,7 +309,7 @@ def without_frame(tokens: list[Token]) -> list[Token]:
 
 
 def _with_condition(tokens: list[Token]) -> list[Token]:
-    r"""Return tokens with a comma before a condition in brackets at their end, as in `2k\pi (k \in \mathbb{Z})`."""
+    r"""Insert a comma before a condition in brackets at the end of tokens, as in `2k\pi (k \in \mathbb{Z})`."""
     start = max((at for at, token in enumerate(tokens) if token.text == "("), default=0)
     match [token.text for token in tokens[start + 1 :]]:
         case [_, "\\in", numbers, *_, ")"] if start and numbers in _NUMBER_SETS and tokens[start + 1].kind == "name":
@@ -319,7 +319,7 @@ def _with_condition(tokens: list[Token]) -> list[Token]:
 
 
 def closing_brace(tokens: Sequence[Token], start: int = 0) -> int | None:
-    """Return the index of the brace that closes the one at `start`; None if there is no brace, or it stays open."""
+    """Return the index of the brace that closes the brace at `start`; None if there is no pair."""
     depth = 0
     for at in range(start, len(tokens)):
         depth += (tokens[at].text == "{") - (tokens[at].text == "}")

@@ -1,4 +1,4 @@
-"""Compares the values of two expressions: exactly, at random points, or in the digits of a decimal."""
+"""Compares the values of two expressions: exactly, at random points, or to the digits of a decimal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
 def same_value(reference: Expression, answer: Expression, is_complex: bool = False) -> bool:
-    """Return whether two expressions are equal wherever the first is real. `is_complex`: i is the imaginary unit."""
+    """Return whether expressions are equal wherever the first is real. With `is_complex`, i is the imaginary unit."""
     fixed = {IMAGINARY: mp.mpc(0, 1)} if is_complex else {}
     names = sorted((variables(reference) | variables(answer)) - fixed.keys())
     for base in [mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(reference), *walk(answer)) else [mp.e]:
@@ -49,7 +49,7 @@ def same_value(reference: Expression, answer: Expression, is_complex: bool = Fal
 
 
 def _same_number(reference: Expression, answer: Expression, fixed: Mapping[str, Any]) -> bool:
-    """Return whether numbers are equal, or one rounds the other to six decimals (below 1/1000: to three digits)."""
+    """Return whether numbers are equal, or one is the other rounded to six decimals (below 1/1000: to three digits)."""
     reference, answer = _without_common_terms(reference, answer)
     values = [exact_value(reference), exact_value(answer)]
     decimals = [is_decimal(reference), is_decimal(answer)]
@@ -69,7 +69,7 @@ def _same_number(reference: Expression, answer: Expression, fixed: Mapping[str, 
 
 
 def _without_common_terms(reference: Expression, answer: Expression) -> tuple[Expression, Expression]:
-    """Return two sums without shared terms, which may be so large that the rest is lost in rounding."""
+    """Remove terms shared by two sums, because large ones can hide the rest in rounding errors."""
     terms = [
         [*form.arguments] if isinstance(form, Apply) and form.operation == "+" else [form]
         for form in (reference, answer)
@@ -105,7 +105,7 @@ def _same_at_points(reference: Expression, answer: Expression, names: list[str],
     are_whole = any(isinstance(part, Apply) and part.operation in INTEGER_FUNCTIONS for part in walk(reference))
     whole = {name for name in names if are_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed)}
     parts = [reference, *may_be_complex(reference)]
-    agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether the reference is real at a point
+    agree: dict[bool, list[bool]] = {True: [], False: []}  # keyed by whether the reference is real at a point
     for near in near_zero(names, whole):
         point = {**fixed, **near}
         if (is_real := _is_real(parts, point)) is None:
@@ -131,7 +131,7 @@ def _all(compared: list[bool]) -> bool:
 
 
 def _differ(reference: Expression, answer: Expression, point: Mapping[str, Any]) -> bool:
-    """Return whether values clearly differ. Far from 0 a formula may lose digits, and an answer may have gaps."""
+    """Return whether values clearly differ. Far from 0, a formula may lose digits and an answer may have gaps."""
     with mp.workdps(_DIGITS):
         try:
             first, second = value_at(reference, point), value_at(answer, point)
@@ -152,7 +152,7 @@ def _equal_or_gap(reference: Expression, answer: Expression, point: Mapping[str,
 
 
 def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | None:
-    r"""Return whether an expression (the first part) and its roots are real at a point; None if it has no value.
+    r"""Return whether an expression (the first part) and its roots are real at a point; None if there is no value.
 
     `\sqrt{x-10}\sqrt{x-12}` is not real at 0, although the product of its two imaginary factors is.
     """
@@ -201,7 +201,7 @@ def within(reference: Expression, answer: Expression, tolerance: Fraction, are_c
 
 
 def is_rounded(precise: Expression, decimal: Expression) -> bool:
-    r"""Return whether a decimal is a number truncated or rounded to the decimal's digits: `\pi \approx 3.14`."""
+    r"""Return whether a decimal is a number truncated or rounded to that many digits: `\pi \approx 3.14`."""
     exact, rounded = _value(precise), _value(decimal)
     if exact is None or rounded is None:
         return False
@@ -217,7 +217,7 @@ def is_rounded(precise: Expression, decimal: Expression) -> bool:
 
 
 def order_key(expression: Expression) -> Any:
-    """Return a number's real value, for comparing it with others; None if it has none."""
+    """Return a number's real value as a sort key; None if there is none."""
     value = _value(expression)
     return None if value is None or mp.im(value) != 0 else mp.re(value)
 
@@ -236,7 +236,7 @@ def place_of(form: object) -> tuple[float, ...]:
 
 
 def _value(expression: Expression, base: Any = mp.e) -> Any:
-    """Return an expression's value, with a base for plain logarithms; None if it has variables or no value."""
+    """Return an expression's value, with `base` for plain logarithms; None if it has variables or no value."""
     with mp.workdps(_DIGITS):
         try:
             return None if variables(expression) else value_at(expression, {LOG: +base})
@@ -245,7 +245,7 @@ def _value(expression: Expression, base: Any = mp.e) -> Any:
 
 
 def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
-    """Return an expression with a point's numbers in place of its variables: `x + y` at x = 2 is `2 + y`."""
+    """Replace an expression's variables with their values at a point: `x + y` at x = 2 is `2 + y`."""
     if isinstance(expression, Symbol):
         return Number(point[expression.name]) if expression.name in point else expression
     if isinstance(expression, Apply):

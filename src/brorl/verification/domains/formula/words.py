@@ -60,10 +60,10 @@ _NOT_NOUNS = (
     )
 )
 _NOT_NAMES = _NOT_NOUNS - _IN_NAMES
-_OTHER_ENDINGS = ("ly", "illion", "illions", "fold", "teen", "n't")  # of words that are not nouns
-_NOUNS = _words("half-life half-lives family fly lily bully jelly assembly supply anomaly")  # exceptions to these rules
+_OTHER_ENDINGS = ("ly", "illion", "illions", "fold", "teen", "n't")  # endings of words that are not nouns
+_NOUNS = _words("half-life half-lives family fly lily bully jelly assembly supply anomaly")  # exceptions to this rule
 _ADJECTIVES = _words("possible positive negative even odd prime complex other more imaginary whole")  # before a noun
-_GENERIC = _words("unit square sq cubic cube")  # nouns that say nothing about the value
+_GENERIC = _words("unit square sq cubic cube")  # nouns that do not describe the value
 _FILLERS = frozenset({"total", "in total", "in all", "altogether", "overall", "only", "exactly", "precisely"})
 _SMALL_WORDS = _words("of per a an in on the by each for out at")
 _PLURALS = {"ies": "y", "sses": "ss", "ches": "ch", "xes": "x", "people": "person", "men": "man", "children": "child"}
@@ -115,7 +115,7 @@ _NOT_UNITS = frozenset({"M", "G", "k"})
 
 
 def units_of(text: str) -> tuple[Unit, ...]:
-    """Return the units that a text can mean."""
+    """Return the units that a string can mean."""
     is_word = "%" in text or text in _NOT_UNITS or text.replace(".", "").casefold() in _NOT_NOUNS
     return () if is_word else parse_units(text)
 
@@ -127,11 +127,11 @@ _DIRECTIONS = {
     for side in word_list("up down for back in out left right north south east west")
     for ending in ("", "ward", "wards", "erly")
 } | _words("northeast northwest southeast southwest clockwise counterclockwise anticlockwise")
-# If the reference has one of these words, the answer needs it, like a sign: `5 m up`, `a loss of 3`.
+# If the reference has one of these words, the answer needs it too, like a sign: `5 m up`, `a loss of 3`.
 _SIGNS = _DIRECTIONS | _words(
     "increase increased decrease decreased rise drop gain loss more less above below before after ago"
 )
-# These words may follow a value even if its reference has none: they belong to the sentence.
+# These words may follow a value even if its reference has none: they may come from the sentence around it.
 _OF_SENTENCE = _DIRECTIONS | _words(
     "of from since because as which where so when to toward towards at on by with after before away",
     "long deep high tall wide thick old apart each total approx approximate approximately rounded",
@@ -166,7 +166,7 @@ _SHOUTED = _words("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM")
 
 
 def are_same_words(reference: str, answer: str) -> bool:
-    """Return whether texts are equal word by word. Case matters only in letters that are not a word, such as `BDAC`."""
+    """Return whether strings match word by word. Case matters only in letters that are not a word, such as `BDAC`."""
     if "\\" in reference:
         return reference == answer
     words, answer_words = (_without_article(text.split()) for text in (reference, answer))
@@ -185,5 +185,5 @@ def _is_same_word(reference: str, answer: str) -> bool:
 
 
 def are_two_factors(reference: str, answer: str) -> bool:
-    """Return whether texts are the same two capitals in either order: `IR` and `RI` are one product."""
+    """Return whether both strings are the same two capitals in either order: `IR` and `RI` are one product."""
     return re.fullmatch("[A-Z]{2}", reference) is not None and reference not in _SHOUTED and reference == answer[::-1]
