@@ -2,10 +2,10 @@
 
     python examples/loop.py
 
-The quickstart model learns countdown puzzles (3 7 8 -> 29: `3*7+8`) for about a minute on one core.
+The quickstart model trains on countdown puzzles (3 7 8 -> 29: `3*7+8`) for about a minute on one core.
 `brorl train` adds what a long run needs: files, resuming, intervals, other models, GPUs, clusters.
 
-Dimensions: N rollouts of a prompt, L distinct responses, M tree nodes, K nodes of all trees in a mini-batch.
+Dimensions: N rollouts per prompt, L distinct responses, M tree nodes, K nodes of all trees in a mini-batch.
 """
 
 import sys
@@ -37,7 +37,7 @@ SAMPLING = SamplingParams(max_new_tokens=12)
 
 
 def verify(prompt: Prompt, tree: RolloutTree, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """Verify each distinct response once, whatever its count. A truncated response is incorrect."""
+    """Verify each distinct response once, regardless of its count. Truncated responses are incorrect."""
     texts = tokenizer.batch_decode([tokens for tokens, _ in tree.responses()], skip_special_tokens=True)
     correct_L = tree.finished & [CountdownVerifier().verify(prompt, text).correct for text in texts]
     return Group(prompt, tree, correct_L, reward_L=correct_L.astype(float))
@@ -46,7 +46,7 @@ def verify(prompt: Prompt, tree: RolloutTree, tokenizer: PreTrainedTokenizerBase
 def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Sequence[FloatArray]) -> Tensor:
     """Return PPO's clipped loss over all rollouts, from one pass over their distinct tokens.
 
-    A node needs two numbers: the positive and the negative advantages of the rollouts below it, summed.
+    A node needs two numbers: the sums of the positive and of the negative advantages of the rollouts below it.
     """
     trees = [group.tree for group in groups]
     logprob_K = torch.cat(tree_logprobs(model, trees))
@@ -61,7 +61,7 @@ def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Seq
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, groups: Sequence[Group]) -> None:
-    """Update once with MaxRL's advantages, w(N, c) (r - mean): the weight w grows as successes get rare."""
+    """Update once with MaxRL's advantages, w(N, c) (r - mean), whose weight w grows as successes become rarer."""
     optimizer.zero_grad()
     policy_loss(model, groups, outcome_weighted(groups, maxrl_weight)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -69,7 +69,7 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, groups: Seq
 
 
 def main(num_rollouts: int = 512, steps: int = 60) -> None:
-    """Train, and print what each step sampled, what it computed, and how much was correct."""
+    """Train, and print what each step sampled and computed, and the fraction that was correct."""
     torch.set_num_threads(1)
     tokenizer = load_tokenizer("quickstart")
     model = load_model("quickstart", torch.device("cpu"), torch.float32)
@@ -92,7 +92,9 @@ def main(num_rollouts: int = 512, steps: int = 60) -> None:
     print(f"held-out {evaluate()}")
     for step in range(1, steps + 1):
         groups = sample([train[i] for i in generator.integers(len(train), size=PROMPTS_PER_STEP)], seed=step)
-        mixed = [group for group in groups if group.is_mixed]  # all correct or all incorrect: no gradient
+        mixed = [
+            group for group in groups if group.is_mixed
+        ]  # groups that are all correct or all incorrect have no gradient
         for part in np.array_split(generator.permutation(len(mixed)), MINI_BATCHES):
             if part.size:
                 update(model, optimizer, [mixed[i] for i in part])

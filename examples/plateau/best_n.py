@@ -1,15 +1,16 @@
-"""The N with the least gradient noise per second at each order of MaxRL, along a run of the study.
+"""The N with the least gradient noise for the time spent, at each order of MaxRL, over the course of a study run.
 
     python examples/plateau/best_n.py runs/plateau/three/verdict/128_to_16/seed-0 [STEP ...]
 
-In: a run directory with checkpoints, and steps (default: about six, evenly spread). Out: for each checkpoint and order
-T, a line with V, the variance of a group's gradient between prompts; S, the variance within a prompt times N (both over
-|G|^2); g, the exponent of step seconds against N; the N that (1 - g) S / (g V) predicts; and the measured noise times
-seconds at each N, over the smallest. Nothing is assumed about N: each N has its own groups.
+Input: a run directory with checkpoints, and steps (default: about six, evenly spaced). Output: one line for each
+checkpoint and order T, with V, the variance of a group's gradient between prompts; S, the variance within a prompt
+times N (both divided by |G|^2); g, the exponent of step seconds as a function of N; the N predicted by
+(1 - g) S / (g V); and the measured noise times seconds at each N, relative to the smallest. No dependence on N is
+assumed: each N has separate groups.
 
-Method: 1,024 rollouts of 64 prompts are split into groups of N. With g_pj the gradient of group j of prompt p,
+Method: 1,024 rollouts of each of 64 prompts are split into groups of N. With g_pj the gradient of group j of prompt p,
 M = E g_p1 . g_p2 over pairs of groups, |G|^2 = E g_p . g_q over pairs of prompts, and the noise of a step of B prompts
-is (E |g_pj|^2 - |G|^2) / (B |G|^2). Seconds are those of a step of 64 prompts, from `brorl plan`.
+is (E |g_pj|^2 - |G|^2) / (B |G|^2). Seconds are for a step of 64 prompts, from `brorl plan`.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ from brorl.training.local_parts import LocalParts
 PROMPTS, ROLLOUTS = 64, 1024
 NUMBERS = (16, 32, 64, 128, 256, 512)
 ORDERS = (1, 4, 15, 63, 255)
-MAX_GROUPS = 4  # of a prompt, for each N
+MAX_GROUPS = 4  # per prompt, for each N
 
 
 @dataclass(frozen=True)
 class GroupNoise:
-    """The moments of the gradient of a group of N rollouts."""
+    """Moments of the gradient of a group of N rollouts."""
 
     signal: float  # |G|^2
     between: float  # V: E |G_p|^2 - |G|^2
-    within: float  # S / N: the variance of a group's gradient around its prompt's
+    within: float  # S / N: variance of a group's gradient around the prompt's mean
 
     @property
     def relative(self) -> float:
-        """The noise of a step, times its number of prompts."""
+        """The noise of a step times its number of prompts."""
         return (self.between + self.within) / self.signal
 
 
 def group_noise(parts: LocalParts, groups: list[Group], num_rollouts: int, order: int) -> GroupNoise:
-    """Measure the gradient of groups of N rollouts at one order, at most N - 1."""
+    """Measure the gradients of groups of N rollouts at one order (at most N - 1)."""
     generator, number = np.random.default_rng(0), min(MAX_GROUPS, ROLLOUTS // num_rollouts)
     weight = partial(maxrl_weight, order=min(order, num_rollouts - 1))
     means, squared, across = [], 0.0, 0.0
@@ -74,7 +75,7 @@ def group_noise(parts: LocalParts, groups: list[Group], num_rollouts: int, order
 
 
 def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
-    """Yield a line for each order at one checkpoint."""
+    """Yield one line per order for a checkpoint."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
     recipe = read_recipe(str(run / "config.yaml"))
     with TemporaryDirectory() as folder:
@@ -106,7 +107,7 @@ def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
 
 
 def main(run: Path, *steps: str) -> None:
-    """Print the table of a run."""
+    """Print the table for a run."""
     saved = sorted(int(path.name.removeprefix("step-")) for path in run.glob("checkpoints/step-*"))
     chosen = [int(step) for step in steps] or [
         *dict.fromkeys(saved[i] for i in np.linspace(0, len(saved) - 1, 6).round().astype(int))

@@ -1,9 +1,9 @@
-"""Coverage at equal pass@1, for the study: each arm where its own pass@1 first reached the level that all reached.
+"""Coverage at equal pass@1, for the study: compare arms where each first reached the highest pass@1 that all reached.
 
-At equal cost a slow arm has the better pass@k because it is slow: training sharpens, pass@1 rises and pass@k of a large
-k falls. Arms whose pass@1 is not shown to have risen are excluded. The value is read from mean curves, so it is not a
-mean over prompts or seeds. Leaving out a prompt or a seed and reading again gives the jackknife's pseudo-values (Tukey
-1958), from which the intervals are made as usual (`brorl.evaluation.paired`).
+At equal cost, a slow arm has better pass@k just because it is slow: training sharpens the policy, so pass@1 rises and
+pass@k at large k falls. Arms whose pass@1 is not shown to have risen are excluded. The value is read from mean curves,
+so it is not a mean over prompts or seeds. Reading it again without one prompt or seed gives the jackknife's
+pseudo-values (Tukey 1958), from which the intervals are computed as usual (`brorl.evaluation.paired`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and
 class EqualScore:
     """Two arms at the same pass@1."""
 
-    level: float  # the pass@1: the highest that the mean of the runs of both arms reached
-    spent: tuple[float, float]  # mean cost of the runs of each, in the comparison's unit
-    difference: Estimate  # pass@k of the second minus the first there, with a 95% interval over prompts and seeds
+    level: float  # the pass@1: the highest reached by both arms' means over runs
+    spent: tuple[float, float]  # mean cost of each arm's runs, in the comparison's unit
+    difference: Estimate  # second minus first pass@k there, with a 95% interval over prompts and seeds
 
 
 def at_equal_score(comparison: Comparison, a: Arm, b: Arm, k: int) -> EqualScore | None:
-    """Compare pass@k of two arms with the same seeds where both had the same pass@1.
+    """Compare the pass@k of two arms with the same seeds where they had the same pass@1.
 
-    None if pass@1 of an arm is not shown to have risen, or was above that level at its first evaluation.
+    None if either arm's pass@1 is not shown to have risen, or was above that level at the first evaluation.
     """
     points = (0.0, *comparison.eval_points)
-    # pass@1 and pass@k of each arm, each of shape [T, S, P]
+    # [pass@1, pass@k] for each arm, each of shape [T, S, P]
     curves = [[np.stack([scores_at(comparison, arm, at, i) for at in points]) for i in (1, k)] for arm in (a, b)]
     means = [_mean_curve(curve) for curve in curves]
     level = _level(means)
@@ -53,13 +53,13 @@ def at_equal_score(comparison: Comparison, a: Arm, b: Arm, k: int) -> EqualScore
 
 
 def _has_risen(score_TSP: FloatArray) -> bool:
-    """Return whether pass@1 is shown to have been above the start where it was highest."""
+    """Return whether pass@1, where it was highest, is shown to have been above the start."""
     best = int(score_TSP.mean((1, 2)).argmax())
     return paired_difference(score_TSP[0], score_TSP[best], seeds_paired=True).conclusion == "B leads"
 
 
 def _mean_curve(curve: list[FloatArray], index: int | None = None, axis: int = 0) -> _MeanCurve:
-    """Return the mean pass@1 and pass@k, without one run (axis 1) or one prompt (axis 2) unless it is the only one."""
+    """Return the mean pass@1 and pass@k, leaving out one run (axis 1) or prompt (axis 2) unless it is the only one."""
     if index is None:
         score_T, coverage_T = (values.mean((1, 2)) for values in curve)
         return score_T, coverage_T
@@ -72,7 +72,7 @@ def _mean_curve(curve: list[FloatArray], index: int | None = None, axis: int = 0
 
 
 def _jackknife(curves: list[list[FloatArray]]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the coverage read from the arms' curves, shape [A], and its pseudo-values, shapes [P, A] and [S, A]."""
+    """Return the coverage from the arms' curves, shape [A], and its pseudo-values, shapes [P, A] and [S, A]."""
     value_A = _read([_mean_curve(curve) for curve in curves])
 
     def pseudo(axis: int) -> FloatArray:
@@ -84,7 +84,7 @@ def _jackknife(curves: list[list[FloatArray]]) -> tuple[FloatArray, FloatArray, 
 
 
 def _read(mean_A: list[_MeanCurve]) -> FloatArray:
-    """Return the coverage of every arm where its pass@1 first reached the level that all of them reached."""
+    """Return each arm's coverage where its pass@1 first reached the highest level that all arms reached."""
     level = _level(mean_A)
     return np.array([_at(score_T, coverage_T, level) for score_T, coverage_T in mean_A])
 
@@ -94,7 +94,7 @@ def _level(mean_A: list[_MeanCurve]) -> float:
 
 
 def _at(score_T: FloatArray, value_T: FloatArray, level: float) -> float:
-    """Return a value where the score first reaches a level, interpolated linearly between evaluations."""
+    """Return the value where the score first reaches a level, interpolated linearly between evaluations."""
     after = int(np.argmax(score_T >= level))
     if after == 0:
         return float(value_T[0])

@@ -1,16 +1,16 @@
-"""The study (docs/explanation/study.md): tables of arms, trained on all cores, tuned and then judged.
+"""The study (docs/explanation/study.md): train arms on all cores, tune them, judge them, and print the tables.
 
     python examples/plateau/study.py three tries       # train the arms of a stage of examples/plateau/study.yaml
     python examples/plateau/study.py three verdict     # compare the arms of a stage over seeds
     python examples/plateau/study.py                   # the tables of all results
     python examples/plateau/study.py figure FILE.png   # the figure of all verdicts
 
-`python scripts/print_tables.py study` also has the tables whose runs are not kept.
+`python scripts/print_tables.py study` also prints the tables whose runs were not kept.
 
-In: `study.yaml`, which lists the stages of each task, with their budget, seeds, held-out puzzles and arms. Out: runs
-under runs/plateau/TASK/STAGE, and one line for each finished run in examples/plateau/results, from which the tables are
-made. A stopped stage continues where it stopped; finished runs are not repeated. Seconds are CPU seconds of one thread.
-A tuning stage uses different seeds and held-out puzzles from a judging stage, whose name begins with "verdict".
+Input: `study.yaml`, which lists each task's stages with their budget, seeds, held-out puzzles and arms. Output: runs
+in runs/plateau/TASK/STAGE, and one line per finished run in examples/plateau/results, from which the tables are made.
+A stopped stage resumes where it stopped; finished runs are not repeated. Seconds are CPU seconds of one thread. Tuning
+stages use different seeds and held-out puzzles from judging stages, whose names begin with "verdict".
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _LOCK = Lock()
 
 
 def study() -> dict[str, Any]:
-    """Return the table of all stages, by task."""
+    """Return all stages, by task."""
     file = Path(os.environ.get("STUDY", HERE / "study.yaml"))
     tasks: dict[str, Any] = parse_yaml(file.read_text("utf-8"), str(file))
     return {name: task for name, task in tasks.items() if name != "common"}
 
 
 def run_stages(task: str, stages: list[str]) -> None:
-    """Train all runs of some stages that are not finished, one on each core, in the order of the table.
+    """Train all unfinished runs of the given stages, one per core, in the order of `study.yaml`.
 
-    The table is read again before each run, so that arms can be added while it trains.
+    The file is read again before each run, so arms can be added during training.
     """
     make_model(task)
     taken = {(stage, run["arm"], run["seed"]) for stage in stages for run in results(task, stage)}
@@ -92,7 +92,7 @@ def run_stages(task: str, stages: list[str]) -> None:
 
 
 def runs_of(task: str, stage: str) -> Iterator[tuple[str, int, Settings]]:
-    """Yield the name, the seed and the settings of each run of a stage; all arms of a seed before the next one."""
+    """Yield the name, seed and settings of each run of a stage, all arms of one seed before the next seed."""
     table = study()[task]
     spec = table["stages"][stage]
     for seed in spec["seeds"]:
@@ -104,17 +104,17 @@ def runs_of(task: str, stage: str) -> Iterator[tuple[str, int, Settings]]:
 
 
 def checkpoint(task: str, stage: str, arm: str, seed: int, step: int) -> str:
-    """Return the checkpoint from a different stage's run that a stage starts from."""
+    """Return the checkpoint in another stage's run from which a stage starts."""
     return str(folder_of(task, stage, arm, seed) / "checkpoints" / f"step-{step:06d}")
 
 
 def folder_of(task: str, stage: str, arm: str, seed: int) -> Path:
-    """Return the folder of a run."""
+    """Return the directory of a run."""
     return ROOT / task / stage / arm.replace(" ", "_") / f"seed-{seed}"
 
 
 def train(task: str, stage: str, name: str, seed: int, settings: Settings, core: int) -> None:
-    """Train one run, or continue it, in a process on one core; record its evaluations once it is finished."""
+    """Train or resume one run in a process on one core; record its evaluations once it is finished."""
     folder = folder_of(task, stage, name, seed)
     brorl = [str(Path(sys.executable).with_name("brorl"))]
     if (folder / "config.yaml").exists():
@@ -137,7 +137,7 @@ def train(task: str, stage: str, name: str, seed: int, settings: Settings, core:
 
 
 def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Settings:
-    """Return what the tables need from a finished run: the cost and the counts of each evaluation."""
+    """Return what the tables need from a finished run: each evaluation's cost and counts."""
     cost, evaluations, groups, mixed, correct = Cost(), [], 0, 0, 0.0
     for record in RunDirectory(folder).read_metrics():
         cost += record.cost
@@ -166,7 +166,7 @@ def results(task: str, stage: str) -> list[Settings]:
 
 
 def make_model(task: str) -> None:
-    """Make the model of a task, unless it is shipped."""
+    """Make a task's model, unless it is shipped."""
     table = study()[task]
     if "numbers" in table and not Path(table["model"]).is_dir():
         command = [sys.executable, "scripts/make_quickstart_model.py", "--output", table["model"]]
@@ -175,7 +175,7 @@ def make_model(task: str) -> None:
 
 
 def stage_table(task: str, stage: str) -> Table:
-    """Return a row for each run: its cost, and pass@k along the way, at its best pass@1 and at the end."""
+    """Return a row for each run: its cost, and pass@k along the way, at the best pass@1 and at the end."""
     rows = []
 
     def best(kind: str) -> str:
@@ -201,17 +201,17 @@ def stage_table(task: str, stage: str) -> Table:
 
 
 def scores(evaluation: Settings) -> str:
-    """Return pass@k of an evaluation for all k, in three digits each."""
+    """Return an evaluation's pass@k for all k, with three digits each."""
     return digits(evaluation["pass_at"].values())
 
 
 def digits(values: Iterable[float]) -> str:
-    """Return scores in three digits each: .434/.577/.672."""
+    """Format scores with three digits each: .434/.577/.672."""
     return "/".join(f"{value:.3f}".lstrip("0") for value in values)
 
 
 def verdict_of(task: str, stage: str) -> Comparison | None:
-    """Return the runs of a stage as a comparison, with the seeds that all arms have finished; None without any."""
+    """Return a stage's runs as a comparison, with the seeds finished by all arms; None if there are none."""
     spec, runs = study()[task]["stages"][stage], results(task, stage)
     by_arm = {arm: {run["seed"]: run for run in runs if run["arm"] == arm} for arm in spec["arms"]}
     seeds = sorted(set.intersection(*(set(of_arm) for of_arm in by_arm.values())))
@@ -238,7 +238,7 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
 
 
 def _scores_of(run: Settings) -> FinishedRun:
-    """Return the evaluations of a run. Tokens of the evaluations are not recorded: no table here needs them."""
+    """Return the evaluations of a run. Their tokens are not recorded, because no table here needs them."""
     scores = [
         RunEvaluation(
             Cost(e["steps"], e["seconds"], e["samples"], unique_tokens=e["tokens"]),
@@ -251,7 +251,7 @@ def _scores_of(run: Settings) -> FinishedRun:
 
 
 def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table]:
-    """Yield the arms, their course, and the differences that the stage asks for, at equal cost and at equal pass@1."""
+    """Yield tables of the arms, their scores over time, and the stage's differences at equal cost and equal pass@1."""
     arms = {arm.name: arm for arm in verdict.arms}
     budget, ks, what = verdict.budget, verdict.ks, f"`{task}`, {stage}, {counted(len(verdict.arms[0].runs), 'seed')}"
     start = digits(start_scores(verdict, k).mean() for k in ks)
@@ -296,7 +296,7 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
 
 
 def _needed(verdict: Comparison, pairs: list[tuple[Arm, Arm]]) -> Iterator[str]:
-    """Yield the seeds and puzzles that would show a difference of .02 in pass@1 at the end, if they are known."""
+    """Yield the seeds and puzzles needed to show a difference of .02 in pass@1 at the end, if known."""
     for b, a in pairs:
         ends = (scores_at(verdict, arm, verdict.budget) for arm in (a, b))
         if needed := seeds_needed(paired_difference(*ends, seeds_paired=True).parts):
@@ -305,7 +305,7 @@ def _needed(verdict: Comparison, pairs: list[tuple[Arm, Arm]]) -> Iterator[str]:
 
 
 def _in_training(runs: list[list[Settings]]) -> Iterator[str]:
-    """Yield the fractions of correct rollouts and of mixed groups between evaluations, means over runs."""
+    """Yield the fractions of correct rollouts and of mixed groups between evaluations, averaged over runs."""
     for last, now in pairwise(zip(*runs, strict=True)):
         parts = ("correct", "samples"), ("mixed", "groups")
         means = (
@@ -318,10 +318,10 @@ def _in_training(runs: list[list[Settings]]) -> Iterator[str]:
 def _differences(
     verdict: Comparison, b: Arm, a: Arm, units: list[Unit]
 ) -> Iterator[tuple[str, list[Callable[[float], Estimate]]]]:
-    """Yield what is equal and, for each k, the difference of b minus a as a function of the interval's level.
+    """Yield what is held equal and, for each k, the difference b minus a as a function of the interval's level.
 
-    The last line compares the end of b with the evaluation at which a had its best mean pass@1, chosen on the same
-    puzzles: it favors a.
+    The last line compares the end of b with the evaluation at which a had its best mean pass@1. That evaluation is
+    chosen on the same puzzles, which favors a.
     """
     for unit in units:
         amount = equal_amount((a, b), unit)
@@ -344,7 +344,7 @@ def _level(a_SP: FloatArray, b_SP: FloatArray) -> Callable[[float], Estimate]:
 
 
 def _stars(differences: list[Callable[[float], Estimate]], number: int) -> list[str]:
-    """Return differences with their 95% intervals, and stars for those that are shown."""
+    """Return differences with 95% intervals, starring those that are shown."""
 
     def shown(level: float, at: Callable[[float], Estimate]) -> bool:
         return conclusion_of(at(level)) != "no difference shown"
@@ -356,7 +356,7 @@ def _stars(differences: list[Callable[[float], Estimate]], number: int) -> list[
 
 
 def draw(verdicts: dict[str, Comparison], path: str) -> None:
-    """Draw the mean pass@1 and pass@k over the runs, and one against the other, with a row for each task."""
+    """Draw pass@1 and pass@k, averaged over runs, and one against the other, with a row for each task."""
     figure, axes = plt.subplots(
         len(verdicts), 3, figsize=(13, 4.1 * len(verdicts)), layout="constrained", squeeze=False
     )
@@ -388,7 +388,7 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
 
 
 def all_verdicts() -> Iterator[tuple[str, str, Comparison]]:
-    """Yield task, stage and runs of each verdict for which there are results."""
+    """Yield the task, stage and runs of each verdict with results."""
     for task, table in study().items():
         for stage in table["stages"]:
             if stage.startswith("verdict") and (verdict := verdict_of(task, stage)) is not None:

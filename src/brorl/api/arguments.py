@@ -1,4 +1,4 @@
-"""Arguments that several commands share: a recipe, a checkpoint, a new run's directory. Does not import torch."""
+"""Arguments shared by several commands: a recipe, a checkpoint, a new run directory. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from brorl.verification.sandbox.inside.functions import IN_A_WORKER, MAIN_GUARD
 
 
 def refuse_in_worker() -> None:
-    """Raise a UserError in a verifier's worker, where importing the user's file would start a brorl command again."""
+    """Raise a UserError in a verifier worker: importing the user's file there would run a brorl command again."""
     if IN_A_WORKER in os.environ:
         raise UserError(MAIN_GUARD)
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
-    """Make the directory of a new run: `output_dir`, or a new directory `runs/name...`.
+    """Create a new run directory: `output_dir`, or `runs/name...`.
 
-    `runs/` also contains evaluations, plans and comparisons, which have no `config.yaml` and are not runs.
+    `runs/` also contains evaluations, plans and comparisons, which are not runs and have no `config.yaml`.
     """
     try:
         if output_dir is None:
@@ -48,13 +48,13 @@ def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
 
 
 def refuse_used_folder(path: Path) -> None:
-    """Reject an output_dir that is a file or a nonempty folder."""
+    """Reject an `output_dir` that is a file or a nonempty directory."""
     if is_used(path):
         raise _used(path)
 
 
 def _new_directory(base: Path) -> Path:
-    """Make a directory that did not exist, even while other processes make directories."""
+    """Create a directory under a name not yet taken, even while other processes create directories."""
     for number in count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         with suppress(FileExistsError):
@@ -78,14 +78,14 @@ WITHOUT_TRAINING: Mapping[str, Any] = {
     "importance.correction": "truncate",
     "rewards.terms": {},
 }
-"""Overrides for a recipe whose model is only sampled from. They prevent conflicts between training settings."""
+"""Overrides for recipes used only for sampling. They prevent conflicts between training settings."""
 
 
 def resolve_config(recipe: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
-    """Return the checked config of a recipe with some settings replaced.
+    """Return the checked config of a recipe after applying overrides.
 
-    Overrides are nested (`{"evaluation": {"every": 5}}`) or use dotted names (`{"evaluation.every": 5}`). An override
-    of `budget.limit` without `steps` also replaces the recipe's `steps`.
+    Overrides are nested (`{"evaluation": {"every": 5}}`) or use dotted names (`{"evaluation.every": 5}`). Overriding
+    `budget.limit` without `steps` also replaces the recipe's `steps`.
     """
     if isinstance(recipe, TrainConfig) and not overrides:
         return recipe
@@ -93,12 +93,12 @@ def resolve_config(recipe: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainC
 
 
 def recipe_name(recipe: ConfigOrPath) -> str:
-    """Return a recipe's name for messages and folders: as given, or `settings` if the caller passed the values."""
+    """Return the recipe's name for messages and folders: the given name, or `settings` if the caller passed values."""
     return str(recipe) if isinstance(recipe, str | Path) else "settings"
 
 
 def check_cheaply(config: TrainConfig) -> None:
-    """Check a new run's folder and model folder, the files of its functions, and the first row of its data."""
+    """Check a new run's directory, its model folder, the files that define its functions, and its first data row."""
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)
@@ -113,23 +113,23 @@ def check_cheaply(config: TrainConfig) -> None:
 
 
 class Checkpoint(NamedTuple):
-    """A model and its origin."""
+    """A model and the run that produced it."""
 
     model: str  # name or folder
     run_config: Path | None  # config.yaml of the run that trained it; None if no run did
 
     @property
     def recipe(self) -> str | None:
-        """The recipe that the model was trained with: its run's, quickstart for a shipped model, or None."""
+        """The recipe that trained the model: that of its run, quickstart for a shipped model, or None."""
         if self.run_config is not None:
             return str(self.run_config)
         return None if shipped_folder(self.model) is None else "quickstart"
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:
-    """Find the model and run that a name refers to: a model, a run (its last checkpoint), a checkpoint or its `ema`."""
+    """Resolve a name to a model and its run: a model, a run (its last checkpoint), a checkpoint or its `ema`."""
     path = Path(name).expanduser()
-    path = followed(path) if path.is_file() else path  # `best` on a system without links
+    path = followed(path) if path.is_file() else path  # `best` on a system without symlinks
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         raise UserError(
             f"{name} names a file; give a model's folder or hub id, a run directory, or a checkpoint in one"

@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 
 _ANSWER = "reference answer"
-_MIN_SLOWDOWN = 1.2  # ratio of seconds; a smaller one is noise
+_MIN_SLOWDOWN = 1.2  # ratio of seconds; anything smaller is noise
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult(Result):
-    """A recipe that can be trained."""
+    """The result of checking a recipe that can be trained."""
 
     config: TrainConfig  # the checked settings
-    trials: tuple[Trial, ...]  # one trial of the verifier for each source and domain
+    trials: tuple[Trial, ...]  # one trial of the verifier per source and domain
     forecast: StepForecast | None  # expected seconds per step; None without timing
     lines: tuple[Text | Table, ...]  # the report
 
@@ -111,7 +111,7 @@ def check(
 def _checked(
     config: TrainConfig, name: str, timing_seconds: float | None, report: _Report, train_command: str
 ) -> CheckResult:
-    """Check the parts that need torch; `train_command` is the command that trains with the same settings."""
+    """Run the checks that need torch; `train_command` trains with the same settings."""
     from brorl.training.inputs import input_lines, prepare_run  # imports torch
     from brorl.training.run import check_start
 
@@ -157,7 +157,7 @@ def _checked(
 
 
 class _Report:
-    """Prints and keeps lines. A notebook shows them as the result, so there they are only kept."""
+    """Prints lines and keeps them. In a notebook it only keeps them, because the result shows them."""
 
     def __init__(self, progress: bool) -> None:
         self._console = text_console(quiet=not progress or in_notebook())
@@ -174,7 +174,7 @@ class _Report:
 
 
 def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt]:
-    """Show how many prompts a source has, their lengths, and the first prompt as the model reads it."""
+    """Show a source's number of prompts, their lengths, and the first prompt as the model reads it."""
     train = [prompt for prompt in inputs.prompts.train.prompts if prompt.source == source]
     held_out = [prompt for prompt in inputs.prompts.held_out if prompt.source == source]
     prompts = [*train, *held_out]
@@ -190,7 +190,7 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
 
 
 def check_trial(trial: Trial) -> None:
-    """Reject a verifier that fails, and a built-in verifier that calls the reference answer incorrect."""
+    """Reject a verifier that fails, or a built-in verifier that rejects the reference answer."""
     prompt = trial.prompt
     for response, verdict in ((trial.right, trial.right_verdict), (trial.wrong, trial.wrong_verdict)):
         reason = verdict.reason
@@ -199,7 +199,7 @@ def check_trial(trial: Trial) -> None:
                 f"the verifier of the domain {prompt.domain!r} failed on the response {quoted(response)} to "
                 f"question {prompt.id}: {reason}; it must return a verdict for any text"
             )
-    # tests can be right even if this one solution is wrong
+    # the tests can be right even if this solution is wrong
     others_pass = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
     if not trial.right_verdict.correct and trial.certain and not others_pass:
         raise UserError(
@@ -255,7 +255,7 @@ def _forecast(config: TrainConfig, inputs: RunInputs, max_seconds: float, echo: 
 
 
 def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
-    """Return the expected seconds of a step and of the run, and how they were estimated."""
+    """Return the expected seconds per step and for the run, and how they were estimated."""
     import torch
 
     total = forecast.seconds["total"]
@@ -297,7 +297,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
 
 
 def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Group]) -> list[str]:
-    """Return a line if the prompts open a thought, or if measured responses contain thoughts."""
+    """Return a line if any prompts open a thought or any measured responses contain one."""
     tags = config.verification.thoughts
     if tags is None:
         return []
@@ -326,7 +326,7 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
 
 
 def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
-    """Return a step's time for each number of threads, and the setting to change if a different number is faster."""
+    """Return the step time for each number of threads, and the setting to change if a different number is faster."""
     timed = ", ".join(f"{plain(time)} s with {counted(num_threads, 'thread')}" for num_threads, time in seconds.items())
     fastest = min(seconds, key=lambda num_threads: seconds[num_threads])
     slower = seconds.get(chosen, 0.0) / seconds[fastest]

@@ -37,8 +37,8 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which arm is better.
 
-    Three steps of every arm are timed first, and a budget that is too small is raised. Each run is a child process on
-    its own cores or GPU. To continue a stopped comparison, repeat the call or pass the folder as the only argument;
+    Three steps of every arm are timed first, and the budget is raised if it is too small. Each run is a child process
+    with its own cores or GPU. To resume a stopped comparison, repeat the call or pass the folder as the only argument;
     finished runs are not repeated.
 
     Examples:
@@ -122,7 +122,7 @@ def compare_command(
 
 
 def _points(text: str | None) -> int | list[float] | None:
-    """Return the number of evaluation points, or their amounts."""
+    """Parse the number of evaluation points, or their amounts."""
     if text is None:
         return None
     try:
@@ -134,7 +134,7 @@ def _points(text: str | None) -> int | list[float] | None:
 
 
 def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of the swept settings."""
+    """Parse the swept settings and their values."""
     known = {name for name, _ in setting_fields(TrainConfig)}
     sweep: dict[str, list[Any]] = {}
     for text in options:
@@ -151,7 +151,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _folder_and_spec(arguments: ComparisonRequest, output_dir: str | Path | None) -> tuple[Path, ComparisonSpec]:
-    """Return the folder and the spec; the folder is new, or contains the same comparison."""
+    """Return the folder and the spec. The folder is new or already contains this comparison."""
     from brorl.comparison.spec import spec_for, spec_in
 
     first = arguments.arms[0] if len(arguments.arms) == 1 else None

@@ -21,7 +21,7 @@ _FILES = ("DATA_FILE", "FILE", "RUN")
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str, setting: str) -> str:
-    """Return a shell's completion script for a parser. The names (`dest`) of its settings start with `setting`."""
+    """Return a parser's completion script for a shell. The `dest` of every setting starts with `setting`."""
     kinds = {f"{setting}{name}": info.annotation for name, info in setting_fields(TrainConfig)}
     names = {
         **dict.fromkeys(_RECIPES, ("recipe", builtin_recipes())),
@@ -54,7 +54,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _values(annotation: Any) -> Iterator[str]:
-    """Yield the words that a setting accepts: its literals, true and false, and null if it is optional."""
+    """Yield the words a setting accepts: its literals, true and false, and null if it is optional."""
     if get_origin(annotation) is Literal:
         yield from (value for value in get_args(annotation) if isinstance(value, str))
     elif annotation is bool:
@@ -67,7 +67,7 @@ def _values(annotation: Any) -> Iterator[str]:
 
 
 def _or_a_file(noun: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return a completion that offers some names and files."""
+    """Return a completion that offers the given names and files."""
     words = " ".join(names)
     function = f"_brorl_{noun}_or_file"  # bash treats completions from a function with `_file` in its name as files
     return {

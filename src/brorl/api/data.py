@@ -1,7 +1,7 @@
 """`brorl.data`: count and check the questions of a recipe's sources. Loads no weights and writes nothing.
 
 A reference answer that no response can match is an error, as in training. Lengths are in tokens if the model's
-tokenizer can be loaded. A note names each skipped check.
+tokenizer can be loaded. Each skipped check is reported in a note.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PROMPT, _REFERENCE = 2_000, 200  # show at most this many characters
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of prompts, in tokens, or in characters without a tokenizer."""
+    """Prompt lengths, in tokens, or in characters without a tokenizer."""
 
     median: float
     p95: int  # 95% of the prompts are at most this long
@@ -65,28 +65,28 @@ class Lengths:
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """The counts of one source."""
+    """Counts for one source."""
 
     name: str
     kind: str  # a layout, `columns`, or the name of a generator
     num_rows: int | None  # rows read; None if the questions are generated
-    num_train: int  # training questions, without prompts that are too long
+    num_train: int  # training questions, not counting prompts that are too long
     num_held_out: int  # questions held out from training
     num_repeated: int  # rows that repeat a question
     dropped: Mapping[str, int]  # rows that the layout dropped: reason -> count
     num_evaluated_on: int  # training questions removed because another source evaluates on them
     # Training and held-out prompts longer than `data.max_prompt_tokens`; 0 if lengths are in characters.
     num_too_long: int
-    # Domain -> number of training questions; held-out questions if the source is only evaluated on. Prompts that are
-    # too long are not counted.
+    # Domain -> number of training questions, or of held-out questions if the source is used only for evaluation.
+    # Prompts that are too long are not counted.
     domains: Mapping[str, int]
     fraction: float  # share of all training prompts, 0 to 1
-    # Lengths of the training prompts, including too long ones; of the held-out prompts if none is trained on.
+    # Lengths of the training prompts, including those that are too long, or of the held-out prompts if there are none.
     lengths: Lengths
 
 
 def prompt_lines(prompt: Prompt, unit: str = "tokens", whole: bool = False) -> list[Text]:
-    """Return lines with a prompt's id, its length in `unit`, its reference, and its text, whole or shortened."""
+    """Return lines with a prompt's id, length in `unit`, reference, and text (shortened unless `whole`)."""
     length = len(prompt.text) if whole else _PROMPT
     cut = visible_text(prompt.text[:length])
     more = len(prompt.text) - length
@@ -102,13 +102,13 @@ def prompt_lines(prompt: Prompt, unit: str = "tokens", whole: bool = False) -> l
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DataResult(Result):
-    """The counts and examples of the sources of a recipe."""
+    """Counts and example prompts for a recipe's sources."""
 
     sources: tuple[SourceSummary, ...]
     prompts: tuple[Prompt, ...]  # examples; without a tokenizer, they have no chat template and one token per character
     unit: str  # unit of lengths: `tokens`, or `characters` without a tokenizer
     notes: tuple[str, ...]  # lines for the user
-    problem: str | None = None  # a run would stop with this error; None if no check found one
+    problem: str | None = None  # the error that would stop a run; None if the checks found none
 
     @property
     def tables(self) -> list[Table]:
@@ -235,7 +235,7 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
 
 
 def _summary(rendered: SourcePrompts, kept: SourcePrompts, total_weight: float) -> SourceSummary:
-    """Return the counts of a source, from its prompts with and without those that are too long."""
+    """Count a source's questions, given its prompts with and without those that are too long."""
     source = rendered.source
     lengths = sorted(len(prompt.token_ids) for prompt in rendered.train or rendered.held_out) or [0]
     num_kept = len(kept.train) + len(kept.held_out)
@@ -274,7 +274,7 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
 
 
 def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
-    """Load the model's tokenizer and configuration; if that fails, add a line to the notes and return None."""
+    """Load the model's tokenizer and configuration; on failure, add a note and return None."""
     from brorl.model.load import load_tokenizer
     from brorl.model.source import find_model, read_config
 

@@ -1,4 +1,4 @@
-"""Data warnings of `brorl check`: facts that the model cannot know, and answers that the verifier cannot read."""
+"""Data warnings for `brorl check`: information missing from prompts, and answers the verifier cannot read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from brorl.prompts.science import Choices, read_science_reference
 from brorl.prompts.settings import FileSource
 from brorl.verification.verifier import Verifier
 
-_ROWS = 50  # rows to search for options
-_TRIED = 8  # prompts on which to try the answer form
+_ROWS = 50  # rows to search for answer options
+_TRIED = 8  # prompts on which to try each answer form
 _MAJORITY = 0.5
 _LETTER = re.compile(r"\(?([A-J])\)?\.?")
 
 
 def unused_options(source: FileSource) -> Iterator[str]:
-    """Yield a warning if a source has columns of answer options that its questions do not show."""
+    """Yield a warning if a source has columns of answer options that do not appear in its questions."""
     if source.layout or source.options_column:
         return
     first = next(read_rows(source.path, source.subset, source.split, ()), None)
@@ -49,7 +49,7 @@ def unused_options(source: FileSource) -> Iterator[str]:
 
 
 def _contains(text: str, options: Sequence[str]) -> bool:
-    """Return whether a text contains each option, ignoring whitespace."""
+    """Return whether the text contains every option, treating any run of whitespace as one space."""
     plain = " ".join(text.split())
     return all(" ".join(option.split()) in plain for option in options)
 
@@ -77,7 +77,7 @@ def _shows_option(prompt: Prompt) -> bool | None:
 
 
 def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) -> Iterator[str]:
-    """Yield a warning if the verifier cannot read the answer form that a domain's questions ask for."""
+    """Yield a warning if the verifier cannot read the answer form requested by a domain's questions."""
     if not is_own and prompts[0].domain not in (MATH_DOMAIN, SCIENCE_DOMAIN):
         return
     form = asked_form([prompt.question for prompt in prompts])
@@ -105,7 +105,7 @@ def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) ->
 
 
 def _forms_around(prompt: Prompt) -> list[AnswerForm]:
-    """Return the answer forms that the text around a question asks for; each sentence or line may ask for one."""
+    """Return the answer forms requested in the text around a question; each sentence or line may request one."""
     before, _, after = prompt.text.partition(prompt.question)
     forms = (form for sentence in re.split(r"\n|(?<=[.!?]) ", f"{before}\n{after}") for form in answer_forms(sentence))
     own = answer_forms(prompt.question)
@@ -128,12 +128,12 @@ def other_spellings(verifier: Verifier, prompts: Sequence[Prompt]) -> Iterator[s
 
 
 def _in_ascii(text: str) -> str:
-    """Replace digits of other scripts by 0 to 9, and a decimal comma by a point."""
+    """Replace digits from other scripts with 0 to 9, and a decimal comma with a point."""
     plain = "".join(str(unicodedata.digit(c)) if c.isdecimal() else c for c in text)
     plain = plain.replace("\N{ARABIC DECIMAL SEPARATOR}", ".")
     return (with_points(plain) if has_decimal_comma(plain) else None) or plain
 
 
 def quoted(text: str) -> str:
-    """Return a text on one line, shortened and in quotes."""
+    """Shorten text to one line and put it in backticks."""
     return f"`{shortened(text)}`"

@@ -1,6 +1,6 @@
-"""`brorl doctor`: report on this machine and on the sandbox levels that hold on it.
+"""`brorl doctor`: report on this machine and the sandbox levels that hold on it.
 
-It runs the attacks of `verification.sandbox.level` and leaves no files or processes behind.
+It runs the attacks in `verification.sandbox.level` and leaves no files or processes behind.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _FIXES = {
 class Diagnosis(Result):
     """The findings of `brorl doctor`."""
 
-    level: str | None  # `verification.sandbox: auto` chooses this sandbox level; None if no level holds
+    level: str | None  # the sandbox level that `verification.sandbox: auto` chooses; None if no level holds
     tables: tuple[Table, ...]  # the report
 
     def parts(self) -> list[Table | str]:
-        """Return the tables with empty lines between them."""
+        """Return the tables, separated by blank lines."""
         return [part for table in self.tables for part in (table, "")][:-1]
 
     @property

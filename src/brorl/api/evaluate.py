@@ -1,7 +1,7 @@
-"""`brorl.evaluate`: pass@k of a model on benchmarks, files, puzzles or held-out prompts.
+"""`brorl.evaluate`: a model's pass@k on benchmarks, files, puzzles or held-out prompts.
 
 Settings and data are checked before the model is loaded. Every response is stored, and an interrupted evaluation
-continues in its folder.
+resumes in its folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SHOWN_IF_SET = {"top_k": "top-k", "min_new_tokens": "minimum length"}  # stored
 _SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
 _TOP_P = 0.95  # as in the paper
 SETTINGS = (*_SINGLE, *_SECTIONS)
-"""The settings and sections of a recipe that apply to an evaluation."""
+"""The recipe settings and sections that apply to an evaluation."""
 
 
 def evaluate(
@@ -95,7 +95,7 @@ def evaluate(
 
     Raises:
         UserError: If a setting is wrong, or the data or the model cannot be read.
-        KeyboardInterrupt: If the evaluation was stopped. Repeat the call to continue it.
+        KeyboardInterrupt: If the evaluation was stopped. Repeat the call to resume it.
     """
     refuse_in_worker()
     sets, guessed = _dataset_names(data, checkpoint)
@@ -112,13 +112,13 @@ def evaluate(
 def default_ks(num_rollouts: int) -> tuple[int, ...]:
     """Return 1 and the powers of 2 up to half the number of samples, at most 256: 64 samples give 1, 2, 4, 8, 16, 32.
 
-    At a larger k, the subsets over which pass@k averages share most of their responses.
+    At larger k, the subsets over which pass@k averages share most of their responses.
     """
     return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_rollouts))
 
 
 def _dataset_names(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the dataset names, and lines about guesses. Rows are written to a file, whose name is returned."""
+    """Return the dataset names, and lines about guesses. Rows are written to a file, which becomes the dataset name."""
     if isinstance(data, str):
         return (data,), ()
     if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):
@@ -135,7 +135,7 @@ def make_request(
     sampled: Mapping[str, Any],
     replaced: Mapping[str, Any],
 ) -> EvaluationRequest:
-    """Return the checked settings of an evaluation: those of the checkpoint's run, replaced by the given ones."""
+    """Return the checked settings of an evaluation: those of the checkpoint's run, with the given ones applied."""
     samples = sampled["samples"]
     temperature = sampled["temperature"]
     if temperature == 0 and samples > 1:
@@ -156,7 +156,7 @@ def make_request(
         )
     start = resolve_checkpoint(checkpoint)
     settings = {} if start.recipe is None else read_recipe(start.recipe)
-    settings.pop("cluster", None)  # the run's cluster; an evaluation uses one only if asked to
+    settings.pop("cluster", None)  # the run's cluster; an evaluation uses a cluster only on request
     if max_new_tokens is None:
         max_new_tokens = settings.get("evaluation", {}).get("max_new_tokens")
     top_p = sampled["top_p"]
@@ -218,7 +218,7 @@ def _evaluate(
 
 
 def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
-    """Return the given folder, or one named after the model, the run of a checkpoint, and the settings."""
+    """Return the given folder, or one named after the model, the checkpoint's run, and the settings."""
     if output_dir is not None:
         return Path(output_dir).expanduser()
     digest = blake2b(json.dumps(inputs.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
@@ -301,7 +301,7 @@ def _finish(
 
 
 def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Return a line on how the settings differ from the run's own evaluations; empty if they do not."""
+    """Return a line on how the settings differ from those of the run's evaluations; empty if they do not."""
     config = resolve_config(run_config, {})
     evaluation = config.evaluation
     drawn = config.evaluated_sampling

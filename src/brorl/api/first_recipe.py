@@ -1,6 +1,6 @@
-"""A first recipe for a data file, with a comment on every setting and lines about the guesses.
+"""A first recipe for a data file, with a comment on every setting and lines about what was guessed.
 
-The numbers suit a first run on a laptop; the comments give the paper's numbers.
+The values suit a first run on a laptop; the comments give the paper's values.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.source_questions import SourceQuestions, split_held_out
 from brorl.verification.domains.verifiers import DOMAINS
 
-_FUNCTION_FILE = "my_checks.py"  # the file of the user's verifier
+_FUNCTION_FILE = "my_checks.py"  # file for the user's verifier
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _SIGNATURE = "def check(response: str, reference: str) -> bool"
 _HELD_OUT, _EVALUATED = 64, 32  # questions to hold out and to evaluate on, if there are enough
 _FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
-_COLUMN = 46  # comments begin in this column
+_COLUMN = 46  # column in which comments start
 _SOURCE = "data.sources[]."
 
 Line = tuple[str, Any, str]  # dotted name of a setting, its value, and a comment
@@ -39,30 +39,30 @@ class FirstRecipe:
     lines: tuple[Line, ...]  # the settings, in the order of the file
     guess: Guess
     reading: SourceQuestions
-    form: AnswerForm | None  # the answer form that questions ask for, such as `\boxed{...}`; None if they ask for none
+    form: AnswerForm | None  # answer form requested by the questions, such as `\boxed{...}`; None if they request none
 
     @property
     def source(self) -> dict[str, Any]:
-        """The settings of the source."""
+        """The source's settings."""
         return {name.removeprefix(_SOURCE): value for name, value, _ in self.lines if name.startswith(_SOURCE)}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings by their dotted names."""
+        """All settings, by dotted name."""
         settings = {name: value for name, value, _ in self.lines if not name.startswith(_SOURCE)}
         return {**settings, "data.sources": [self.source]}
 
     def text(self, name: str) -> str:
         """Return the recipe as YAML; `name` is its file.
 
-        Comments are aligned in one column. A setting that is too long has its comment above it.
+        Comments are aligned in one column. If a setting is too long, its comment goes above it.
         """
         lines = [
             f"# A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}",
             "# Every key is also an option of the command line (--steps 50). All keys: brorl train --help, "
             "docs/reference/recipe.md",
         ]
-        before: list[str] = []  # sections of the previous line; the source is the only item of its list
+        before: list[str] = []  # sections of the previous line; the list of sources has one item
         for dotted, value, comment in self.lines:
             *sections, key = dotted.split(".")
             for depth, section in enumerate(sections):
@@ -80,7 +80,7 @@ class FirstRecipe:
         return "\n".join(lines) + "\n"
 
     def guesses(self) -> list[str]:
-        """Return lines about the guesses."""
+        """Return lines about what was guessed."""
         guess = self.guess
         source = self.source
         columns = {key: value for key, value in source.items() if key not in ("path", "domain")}
@@ -134,7 +134,7 @@ class FirstRecipe:
 def make_first_recipe(
     path: str, model: str | None, guess: Guess, reading: SourceQuestions, tools: Mapping[str, str]
 ) -> FirstRecipe:
-    """Choose settings with which a prompt and its response fit in the model's positions.
+    """Make a first recipe whose prompts and responses fit in the model's positions.
 
     `tools` maps tool names to the user's functions.
     """
@@ -177,14 +177,14 @@ def make_first_recipe(
 
 
 def _held_out(questions: Sequence[Question]) -> tuple[float, int]:
-    """Return the fraction of questions to hold out, and how many these are; 0 of each if there are too few."""
+    """Return the fraction and the number of questions to hold out; both are 0 if there are too few questions."""
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
     sizes = ((fraction, len(split_held_out(questions, fraction, 0)[1])) for fraction in (wanted, *_FRACTIONS))
     return next(((fraction, size) for fraction, size in sizes if 0 < size < len(questions)), (0.0, 0))
 
 
 def _template(guess: Guess, form: AnswerForm | None) -> str:
-    """Return the text around each question: it asks for the verifier's answer form, unless the questions do."""
+    """Return the text around each question, which requests the verifier's answer form unless the questions do."""
     template = "{prompt}" if form else TEMPLATES.get(guess.domain, "{prompt}")
     if guess.words:
         template = template.replace("your final answer", f"your final answer ({' or '.join(guess.words)})")
@@ -192,7 +192,7 @@ def _template(guess: Guess, form: AnswerForm | None) -> str:
 
 
 def _columns(guess: Guess) -> list[Line]:
-    """Return the settings that give the columns of the file their meaning; those without a value are None."""
+    """Return the settings that assign roles to the file's columns; unset ones are None."""
     source = guess.source
     if source.layout:
         return [("layout", source.layout, f"decides the columns and the verifier, {guess.domain}")]
@@ -210,7 +210,7 @@ def _columns(guess: Guess) -> list[Line]:
 
 
 def _functions(domain: str, tools: Mapping[str, str], positions: int | None) -> list[Line]:
-    """Return the settings that name the user's functions; those without a value are None."""
+    """Return the settings that name the user's functions; unset ones are None."""
     own_verifier = None if domain in DOMAINS else {domain: f"{_FUNCTION_FILE}:check"}
     limit = None if positions is None or not tools else positions // 2
     return [
@@ -221,7 +221,7 @@ def _functions(domain: str, tools: Mapping[str, str], positions: int | None) -> 
 
 
 def _positions(model: str | None) -> int | None:
-    """Return the number of positions of a model on this machine, without importing transformers; None if unknown."""
+    """Return the number of positions of a local model, without importing transformers; None if unknown."""
     folder = shipped_folder(model or "") or Path(model or "").expanduser()
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))

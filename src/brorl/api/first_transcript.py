@@ -1,4 +1,4 @@
-"""A sample transcript with tools, for `brorl check`: what the model writes, and what it is given."""
+"""A sample transcript with tool calls, for `brorl check`: what the model writes, and what it is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object"
 
 
 def transcript_lines(toolbox: Toolbox) -> Iterator[Text]:
-    """Yield lines on how tools are shown, a made-up call of the first tool, and the text up to the next turn."""
+    """Yield lines on how tools are presented, a made-up call to the first one, and the text up to the next turn."""
     form = toolbox.format
     schema = toolbox.tools.schemas[0]["function"]
     shown = "a text that brorl adds" if form.shown.text else "the chat template" if form.shown.schemas else "nothing"
@@ -35,7 +35,7 @@ def transcript_lines(toolbox: Toolbox) -> Iterator[Text]:
 
 
 def _made_up(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return made-up arguments for the required parameters of a tool; for all of them if none is required."""
+    """Make up arguments for a tool's required parameters, or for all its parameters if none is required."""
     properties = parameters.get("properties", {})
     return {name: _example(properties[name]) for name in parameters.get("required", properties)}
 

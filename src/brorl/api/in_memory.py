@@ -1,7 +1,7 @@
 """Turn in-memory rows and functions into files and settings: `train(data=rows, reward=function, tools=[function])`.
 
-Rows become JSON Lines. A function of an imported file is named by its path; any other function is pickled. The caller
-passes a folder for the files. A run keeps them in its directory, so that it can be resumed.
+Rows become JSON Lines. A function defined in an imported file is referenced by path; any other function is pickled. The
+caller passes a folder for the files. A run keeps them in its directory so it can be resumed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from brorl.storage import replace_file, storage_errors
 from brorl.verification.sandbox.inside.calling import columns_of_verl, required_columns
 
 FOLDER = "given"
-"""Folder of these files in a run directory."""
-_DOMAIN = "own"  # domain of rows that a given function verifies
-_COLUMNS = "reward_columns"  # if functions read several columns, this one contains them all as the reference answer
+"""The subfolder of a run directory that contains these files."""
+_DOMAIN = "own"  # domain of rows verified by a given function
+_COLUMNS = "reward_columns"  # reference answer with all columns, if functions read several
 _SEVERAL = "give several as {'right': f, 'brief': (g, 0.2)}"
 Reward: TypeAlias = Callable[..., object]
 Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"
@@ -45,9 +45,9 @@ class Term(NamedTuple):
 
 
 class ResolvedRecipe(NamedTuple):
-    """A recipe whose rows and functions are stored in files."""
+    """A recipe with its in-memory rows and functions stored in files."""
 
-    recipe: ConfigOrPath  # the given recipe, or a first one for the rows
+    recipe: ConfigOrPath  # the given recipe, or a first recipe for the rows
     config: TrainConfig  # its settings with all overrides
     lines: tuple[str, ...]  # lines about the guesses
 
@@ -55,9 +55,9 @@ class ResolvedRecipe(NamedTuple):
 def resolve_in_memory(
     recipe: ConfigOrPath | None, overrides: Mapping[str, Any], reward: Rewards | None, folder: Path
 ) -> ResolvedRecipe:
-    """Write given rows and functions to a folder, and return settings that name the files.
+    """Write the given rows and functions to a folder, and return settings that refer to the files.
 
-    The default recipe is the one that `brorl init` writes for the rows, or quickstart without rows. In the overrides,
+    The recipe defaults to what `brorl init` writes for the rows, or to quickstart without rows. In the overrides,
     `data` may be rows, and `tools` a list of functions.
     """
     settings = dict(overrides)
@@ -95,10 +95,10 @@ def _recipe_of_rows(
 
 
 def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str, ...]]:
-    """Store rows in `runs/evaluations`, named by their content, and return `data` for an evaluation.
+    """Store rows in `runs/evaluations` under a name made from their content, and return `data` for an evaluation.
 
-    Columns have the same meaning as in the rows that the checkpoint's run was trained on. Without such rows it is
-    guessed, and the returned lines say how.
+    Columns have the same roles as in the rows that trained the checkpoint's run. If it was not trained on rows, the
+    roles are guessed, and the returned lines describe the guesses.
     """
     recipe = resolve_checkpoint(str(checkpoint)).recipe
     sources = [] if recipe is None else read_recipe(recipe).get("data", {}).get("sources", [])
@@ -119,7 +119,7 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
 
 
 def moved(config: TrainConfig, old: Path, new: Path) -> TrainConfig:
-    """Copy the files of a folder to a new one, and return the config with their new paths."""
+    """Copy a folder's files to a new folder, and return the config with their new paths."""
     files = sorted(old.iterdir()) if old.is_dir() else []
     text = json.dumps(config.model_dump(mode="json"))
     for file in files:
@@ -136,7 +136,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _is_rows(data: object) -> bool:
-    """Return whether `data` is rows, not the settings of the section `data`."""
+    """Return whether `data` contains rows rather than settings of the `data` section."""
     if isinstance(data, Mapping):
         return any(hasattr(value, "to_list") for value in data.values())  # True for a datasets.DatasetDict
     return not isinstance(data, str | Path | None) and not hasattr(data, "model_dump")
@@ -151,7 +151,7 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
     elif hasattr(data, "to_batches"):  # pyarrow.Table
         rows = [row.values for row in arrow_rows(data.to_batches(), "data", None, None)]
     elif hasattr(data, "to_list"):  # datasets.Dataset
-        is_own = data.format["type"] == "custom"  # a user function makes the rows
+        is_own = data.format["type"] == "custom"  # the rows come from a user function
         batches = [] if is_own else data.with_format("arrow").iter(batch_size=1024)
         rows = list(data) if is_own else [row.values for row in arrow_rows(batches, "data", None, None)]
     elif isinstance(data, Iterable) and not isinstance(data, bytes | Mapping):
@@ -167,7 +167,7 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
 def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[bytes, str | None]:
     """Return rows as JSON Lines, and the name of the answer column (None: guess it).
 
-    If a function needs several columns, a new column contains them all as an object.
+    If a function needs several columns, they are combined as an object in a new column.
     """
     lines = []
     for number, row in enumerate(rows, 1):
@@ -192,7 +192,7 @@ def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[byt
 
 
 def _json(value: Any) -> str:
-    """Return a value as JSON; scalars and arrays of numpy and torch become numbers and lists."""
+    """Return a value as JSON; numpy and torch scalars and arrays become numbers and lists."""
 
     def plain(array: Any) -> Any:
         return printed(array.tolist(), str(array.dtype))
@@ -204,7 +204,7 @@ def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool, tools: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for the rows in a file, with one source, and lines about the guesses."""
-    from brorl.api.first_recipe import make_first_recipe  # a run without rows does not load these modules
+    from brorl.api.first_recipe import make_first_recipe  # needed only for rows
     from brorl.prompts.file_questions import read_commas, read_source
     from brorl.prompts.guess import guess_meaning
 
@@ -215,7 +215,7 @@ def _guessed(
             guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
         reading = read_commas(read_source(guess.source), {guess.domain})
         first = make_first_recipe(path, model, guess, reading, tools)
-    except UserError as error:  # the caller passed rows and knows of no file
+    except UserError as error:  # the caller passed rows, not this file
         advice = "rows have no settings: rename their columns, or give `reward=FUNCTION`"
         raise UserError(f"{str(error).replace(path, 'data')}; {advice}") from None
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
@@ -223,7 +223,7 @@ def _guessed(
 
 
 def _check_columns(terms: Sequence[Term], first: Sequence[str], row: Mapping[str, Any]) -> None:
-    """Reject a later function that needs columns that the first one, which gets the columns `first`, does not."""
+    """Reject a later function that needs columns other than `first`, those of the first function."""
     for term in terms[1:]:
         needed = required_columns(term.function)
         if needed and ((len(needed) > 1) != (len(first) > 1) or not {*needed} & {*row} <= {*first}):
@@ -266,7 +266,7 @@ def terms_of(reward: Rewards) -> tuple[Term, ...]:
 
 
 def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """Return settings that make the weighted sum of the terms the reward of every training domain.
+    """Return settings that set every training domain's reward to the weighted sum of the terms.
 
     The first term is the verifier. Its weight scales the whole reward, so the other weights are divided by it.
     """
@@ -292,7 +292,7 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
 
 
 def _tool_paths(tools: Sequence[Any], folder: Path) -> dict[str, str]:
-    """Return the paths of functions that responses can call, by name."""
+    """Return the paths of tool functions, by name."""
     paths: dict[str, str] = {}
     for tool in tools:
         if not callable(tool) or inspect.isclass(tool) or inspect.ismethod(tool):
@@ -311,7 +311,7 @@ def _tool_paths(tools: Sequence[Any], folder: Path) -> dict[str, str]:
 
 
 def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
-    """Return the path of a function: in the file of its module, or in a pickle that is written to the folder."""
+    """Return the path of a function, either in its module's file or in a pickle written to the folder."""
     path = file_path(function)
     if path is None:
         content = pickled(function, argument)
@@ -322,7 +322,7 @@ def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
 
 
 def file_path(function: Callable[..., object]) -> str | None:
-    """Return `file.py:function` for a top-level definition of a module outside packages, else None."""
+    """Return `file.py:function` for a top-level definition in a module outside any package, else None."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     name = getattr(function, "__qualname__", "")
@@ -335,17 +335,17 @@ def file_path(function: Callable[..., object]) -> str | None:
 
 
 def pickled(function: Callable[..., object], argument: str = "reward") -> bytes:
-    """Return a function and everything that it captures as bytes, which `load` of the trusted workers reads.
+    """Return a function and everything it captures as bytes, to be read by `load` in trusted workers.
 
-    Definitions of imported modules are pickled by reference. The bytes name the folders of `sys.path`, so that workers
-    can import these modules, even after a resume from a different folder.
+    Definitions in imported modules are pickled by reference. The bytes include the folders of `sys.path`, so workers
+    can import these modules even if the run resumes from a different working directory.
 
     Raises:
         UserError: If the function cannot be pickled; the error names the captured object at fault.
     """
     try:
         content = cloudpickle.dumps(function)
-    except Exception as error:  # the `__reduce__` of a captured object can raise anything
+    except Exception as error:  # a captured object's `__reduce__` can raise anything
         raise UserError(
             f"{argument}: {_unpicklable(function, error)}; worker processes get a copy of the function: make the "
             "object inside the function, or import the function from a file"
@@ -355,7 +355,7 @@ def pickled(function: Callable[..., object], argument: str = "reward") -> bytes:
 
 
 def _unpicklable(function: Callable[..., object], error: Exception) -> str:
-    """Return which captured object keeps a function from being pickled."""
+    """Explain which captured object prevents a function from being pickled."""
     waiting, seen = [function], [function]
     while waiting:
         user = waiting.pop()
@@ -364,14 +364,14 @@ def _unpicklable(function: Callable[..., object], error: Exception) -> str:
             if problem is not None and not inspect.isfunction(value):
                 kind = type(value).__name__
                 return f"{_name_of(user)} uses {name!r} of type {kind}, which cannot be pickled ({problem})"
-            if problem is not None and value not in seen:  # the reason is an object that this function captures
+            if problem is not None and value not in seen:  # something this function captures is at fault
                 waiting.append(value)
                 seen.append(value)
     return f"{_name_of(function)} cannot be pickled ({first_line(error)})"
 
 
 def _captured(function: Callable[..., object]) -> dict[str, Any]:
-    """Return the variables that are pickled with a function, or the attributes of any other callable."""
+    """Return the variables pickled with a function, or the attributes of any other callable."""
     if not inspect.isfunction(function):
         return dict(getattr(function, "__dict__", {}))
     parameters = inspect.signature(function).parameters.values()

@@ -66,7 +66,7 @@ def init(
 
 
 def _check_model(model: str) -> None:
-    """Reject a model name that is, or nearly is, the name of a folder here without a model."""
+    """Reject a model name that matches or nearly matches a local folder that contains no model."""
     if shipped_folder(model) is not None:
         return
     folder = Path(model).expanduser()

@@ -1,4 +1,4 @@
-"""`brorl.plan`: recommend N and the prompts per step for a time budget, from measurements on this machine."""
+"""`brorl.plan`: recommend N and the number of prompts per step for a time budget, from measurements made here."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def plan(
 ) -> PlanResult:
     """Compare N, the rollouts per prompt, on this machine, and recommend one for a time budget.
 
-    The plan comes from a pilot and a few timed steps, and is written to `plan.json`. The model does not change. Ctrl-C
-    stops without a plan.
+    The plan is based on a pilot and a few timed steps, and is written to `plan.json`. The model is not changed. Ctrl-C
+    stops without writing a plan.
 
     Examples:
         >>> brorl.plan("runs/first", seconds_per_step=60)
@@ -95,7 +95,7 @@ def plan(
 
 
 def _load(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack) -> tuple[LocalParts, list[Table]]:
-    """Load the data and the model; return the parts of a run, and tables about its memory."""
+    """Load the data and the model; return the parts of a run and tables of its memory use."""
     from brorl.training.inputs import prepare_run
     from brorl.training.local_parts import LocalParts
 
@@ -114,7 +114,7 @@ def _load(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitSta
 def _with_commands(
     result: PlanResult, source: str | Path, checkpoint: str | Path | None, replaced: Mapping[str, Any]
 ) -> PlanResult:
-    """Return a plan with the commands that train and compare what it recommends."""
+    """Add to a plan the commands that train its recommendation and compare it."""
     from brorl.planning.advice import next_commands
 
     start = None if checkpoint is None else resolve_checkpoint(str(checkpoint))
@@ -177,7 +177,7 @@ def _resolve(
 def _announcement(
     config: TrainConfig, parts: LocalParts, pilot_prompts: int, pilot_rollouts: int, is_default: bool
 ) -> list[str]:
-    """Return lines on the model, the recipe and the amount of work; `is_default`: no recipe and no data was given."""
+    """Return lines on the model, the recipe and the amount of work; `is_default`: neither recipe nor data was given."""
     pilot = pilot_prompts * pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())

@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from brorl.verdict import Verdict
 
 SETTINGS = ("device", "dtype", "sampling.", "tools.", "prompt.", "verification.")
-"""The settings and sections of a recipe that apply to a sampled tree."""
+"""The recipe settings and sections that apply to a sampled tree."""
 _MAX_ROLLOUTS = 2**20
 _PUZZLE = re.compile(r"make (\d+) from ((?:\d+[ ,]*)+)")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledTree(Result):
-    """N responses to one prompt, from one model or two."""
+    """N responses to one prompt from each of one or two models."""
 
     prompt: str  # the text that the model reads
-    names: tuple[str, ...]  # one name per model; the requested model is last
+    names: tuple[str, ...]  # one per model; the requested model is last
     trees: tuple[RolloutTree, ...]  # one tree per model
     verdicts: tuple[tuple[Verdict, ...], ...] | None  # [model][distinct response]; None without a reference answer
     decode: Callable[[Sequence[int]], str]  # turns token ids into text
     num_lines: int  # number of branches to draw
-    decode_reply: Callable[[Sequence[int]], str] | None = None  # turns token ids of results into text
+    decode_reply: Callable[[Sequence[int]], str] | None = None  # turns token ids of tool results into text
     called: tuple[ToolUse, ...] = ()  # the tool calls of each model's rollouts; empty without tools
 
     @property
@@ -68,7 +68,7 @@ class SampledTree(Result):
         return outline_of(self.trees, correct)
 
     def table(self) -> Table:
-        """Return a table with one branch per row: count, probability, correct fraction, and the text as an outline."""
+        """Return a table with one branch per row: count, probability, fraction correct, and the text as an outline."""
         used = 3 if self.verdicts else 2
         root = self.outline
         lines = lines_of(root, self.decode, self.num_lines, self.decode_reply)
@@ -86,7 +86,7 @@ class SampledTree(Result):
         return Table("", ("the tree", *headings), tuple(rows), words=frozenset({0}), colored=results)
 
     def parts(self) -> Iterator[Any]:
-        """Yield the tree, and the tokens that it saved."""
+        """Yield the tree and the number of tokens it saved."""
         yield self.table()
         for name, tree in zip(self.names, self.trees, strict=True):
             sampled, unique = tree.num_sampled_tokens, tree.num_unique_tokens
@@ -147,7 +147,7 @@ def sample(
         raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
     trained = resolve_checkpoint(str(checkpoint))
     settings = {} if trained.recipe is None else read_recipe(trained.recipe)
-    for section in ("cluster", "engine"):  # the run's choices for training do not apply here
+    for section in ("cluster", "engine"):  # the run's training choices do not apply here
         settings.pop(section, None)
     overrides = {**replaced, **WITHOUT_TRAINING, "model": trained.model}
     config = make_config(settings, overrides, trained.recipe or "the options")
@@ -164,7 +164,7 @@ def sample(
 
 
 def _question(config: TrainConfig | None, text: str, reference: str | None, domain: str | None) -> Question:
-    """Return the prompt as a question. The reference answer is the given one, or comes from the data of `config`."""
+    """Return the prompt as a question. If no reference answer is given, it comes from the data of `config`."""
     if puzzle := _PUZZLE.fullmatch(text.strip()):
         numbers = tuple(sorted(map(int, re.findall(r"\d+", puzzle[2]))))
         asked = CountdownPuzzle(numbers, int(puzzle[1]))

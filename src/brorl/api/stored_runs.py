@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def report(*runs: str | Path, output: str | Path | None = None) -> Report:
-    """Write the report of runs as one HTML file that needs no network.
+    """Write a report on one or more runs as one HTML file that works offline.
 
     Examples:
         >>> brorl.report("runs/first", "runs/second", output="both.html")
@@ -50,7 +50,7 @@ def samples(
     limit: int = 5,
     held_out: bool = False,
 ) -> Samples:
-    """Read the prompts of a step with their pass rates, and the rollouts of one of them.
+    """Read a step's prompts with their pass rates, and the rollouts of one prompt.
 
     Examples:
         >>> brorl.samples("runs/first", step=20, kind="wrong")
@@ -65,7 +65,7 @@ def samples(
         held_out: Read the responses to held-out prompts at an evaluation, not the rollouts of training.
 
     Returns:
-        The prompts and the responses, which show as text in terminals and notebooks.
+        The prompts and the responses, displayed as text in terminals and notebooks.
 
     Raises:
         UserError: If the run, the step or the prompt does not exist; the error lists those that do.
@@ -83,7 +83,7 @@ def samples(
         raise UserError(f"{path} contains no {folder}: {why_missing(read_run(path), folder)}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
-    nearest: tuple[float, int | None, Group | None] = inf, None, None  # (distance to the choice, number, group)
+    nearest: tuple[float, int | None, Group | None] = inf, None, None  # (distance from the target, number, group)
     for index, group in enumerate(read_groups(path, step, folder), 1):
         rows.append(PromptRow.of(index, group))
         if name is None:

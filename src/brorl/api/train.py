@@ -1,4 +1,4 @@
-"""`brorl.train`, `brorl train` and `brorl resume`: turn a recipe into a run, train it, and return the result."""
+"""`brorl.train`, `brorl train` and `brorl resume`: start a run from a recipe or resume one, and return the result."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def train(
 ) -> TrainingResult:
     """Train a model and return the result; the files are in the run directory.
 
-    Ctrl-C, a notebook's interrupt and SIGTERM stop the run, which saves a checkpoint and returns. A second one discards
-    the step in progress and raises KeyboardInterrupt. Signals work only in the main thread.
+    On Ctrl-C, a notebook interrupt or SIGTERM, the run saves a checkpoint and returns. A second one discards the step
+    in progress and raises KeyboardInterrupt. Signals work only in the main thread.
 
     Examples:
         >>> run = brorl.train("quickstart", steps=30, evaluation={"every": 5}, output_dir="runs/first")
@@ -65,7 +65,7 @@ def train(
             also be a list of functions with types and a docstring, which responses can call.
 
     Returns:
-        The result. It shows as tables in terminals and notebooks.
+        The result, displayed as tables in terminals and notebooks.
 
     Raises:
         UserError: If a setting, the data, the model or the machine's memory does not fit. No files are left behind.
@@ -89,12 +89,12 @@ def train(
 
 
 def _train_new(config: TrainConfig, name: str, made_files: Path, progress: bool) -> TrainingResult:
-    """Train in a new directory; the files `made_files` of in-memory rows and functions are copied there."""
+    """Train in a new directory, where the files of in-memory rows and functions in `made_files` are copied."""
     with Screen(silent=not progress) as screen:  # shown while torch is imported
         from brorl.api.training_session import TrainingSession
 
         directory = make_run_directory(config.output_dir, name)
-        with directory.locked():  # until it is released, no other process uses or removes the directory
+        with directory.locked():  # no other process uses or removes the directory meanwhile
             refuse_used_folder(directory.path)
             try:
                 config = moved(config, made_files, directory.path / made_files.name)
@@ -102,7 +102,7 @@ def _train_new(config: TrainConfig, name: str, made_files: Path, progress: bool)
             except (EngineLostError, LearnerLostError):  # it can be resumed, even from step 0
                 raise
             except UserError:
-                if not directory.read_metrics():  # no step was done: clean up, so that the command can be repeated
+                if not directory.read_metrics():  # no step was completed: clean up so the command can be repeated
                     rmtree(directory.path, ignore_errors=True)
                 raise
 
@@ -128,7 +128,7 @@ def resume_command(run: str, **overrides: Any) -> TrainingResult:
 
 
 def _resume(path: str | Path, overrides: Mapping[str, Any], progress: bool) -> TrainingResult:
-    """Continue the run in a directory."""
+    """Resume the run in a directory."""
     config_file = Path(path) / "config.yaml"
     if not config_file.is_file():
         raise UserError(

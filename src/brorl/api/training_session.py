@@ -1,4 +1,4 @@
-"""Train a run in this process, from its settings and directory to its result."""
+"""Train a run in this process, given its settings and directory, and return its result."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
     from brorl.reporting.figure import ResultFigure
 
-_FEW = 16  # the hint at the end suggests this many rollouts per prompt
+_FEW = 16  # rollouts per prompt suggested by the hint at the end
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingResult(Result):
-    """A run that ended, or was interrupted and can be resumed."""
+    """A run that ended, or one that was interrupted and can be resumed."""
 
     path: Path  # the run directory
     ending: Ending  # why the run ended
-    message: str  # a sentence: why the run ended, and after how many steps
+    message: str  # one sentence: why the run ended, and after how many steps
     metrics: tuple[StepRecord, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     checkpoints: tuple[Path, ...]  # complete checkpoints, oldest first; each loads with transformers
-    best_checkpoint: Path | None  # has the best held-out pass@k; None if no checkpoint was kept
+    best_checkpoint: Path | None  # best held-out pass@k; None if no checkpoint was kept
     report: Path | None  # HTML file; None if the run has no report
-    hints: tuple[str, ...] = ()  # the location of the charts, and the commands that continue the run
+    hints: tuple[str, ...] = ()  # the location of the charts, and commands for resuming or extending the run
 
     @property
     def cost(self) -> Cost:
@@ -94,14 +94,14 @@ class TrainingResult(Result):
         return f"TrainingResult({self.message}; run directory: {self.path})"
 
     def parts(self) -> Iterator[Any]:
-        """Yield the tables of a run, why it ended, and what to do next, with commands to copy."""
+        """Yield the run's tables, why it ended, and what to do next, with commands to copy."""
         yield from result_tables(self.metrics)
         yield f"\n{self.message}; run directory: {self.path}"
         evaluations = [record.evaluation for record in self.metrics if record.evaluation]
         yield from (*held_out_check_lines(self.metrics), *coverage_note(evaluations), *self.hints)
 
     def show_on(self, screen: Screen) -> None:
-        """Write the parts without wrapping commands; only log them in a notebook, which shows the result itself."""
+        """Print the parts without wrapping commands; in a notebook, which displays the result itself, only log them."""
         screen.ending = f"{self.message}; run directory: {self.path}"
         for part in self.parts():
             if in_notebook():
@@ -119,7 +119,7 @@ class TrainingResult(Result):
 
 @dataclass(frozen=True)
 class TrainingSession:
-    """The training of a run in this process; the caller holds the lock of its directory."""
+    """Trains a run in this process; the caller holds the lock on its directory."""
 
     config: TrainConfig
     directory: RunDirectory
@@ -154,7 +154,7 @@ class TrainingSession:
         return f"from {last.name}" if last else "from the start"
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
-        """Train. If a remote learner is lost, continue from the last checkpoint with new processes."""
+        """Train. If a remote learner is lost, resume from the last checkpoint with new processes."""
         limit = self.config.cluster.max_restarts
         advice = f"Continue from the last checkpoint with: {self._resume}"
         cluster = None
@@ -184,7 +184,7 @@ class TrainingSession:
     def _begin(
         self, progress: TrainingProgress, stop: StopRequest, cluster: RayCluster | None, parts: ExitStack
     ) -> tuple[TrainingRun, TrainerState]:
-        """Make the parts of the run, write the files that describe it, and announce it."""
+        """Build the parts of the run, write the files that describe it, and announce it."""
         config = self.config
         directory = self.directory
 
@@ -210,7 +210,7 @@ class TrainingSession:
         return run, state
 
     def _write_config(self, threads: int | None = None) -> None:
-        """Write the settings; `threads` is added once chosen, because it affects the last bits of sums."""
+        """Write the settings; `threads` is added once chosen, because it affects rounding in sums."""
         config = self.config
         if threads is not None and not config.cluster.enabled:
             config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
@@ -261,7 +261,7 @@ class TrainingSession:
         return result
 
     def _hints(self, ending: Ending) -> list[str]:
-        """Return the commands that continue the run."""
+        """Suggest what to do next, as commands."""
         advice = {
             Ending.INTERRUPTED: "continue with", Ending.PAUSED: "continue with", Ending.COLLAPSED: "continue anyway",
             Ending.STALLED: "continue anyway", Ending.NO_MIXED_GROUPS: "try again with new samples",
@@ -295,7 +295,7 @@ class TrainingSession:
         return f"charts and rollouts: open {report.path} in a browser"
 
     def _examples(self, last: StepRecord) -> list[str]:
-        """Return responses of the last step, if none was correct."""
+        """Return example responses from the last step if none of its responses was correct."""
         if self.config.store_rollouts_every:
             from brorl.reporting.samples import unsolved_examples  # only for a run without a correct response
 
@@ -335,7 +335,7 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
 
 
 def _placement_line(settings: ClusterSettings, num_machines: int) -> str:
-    """Return a line about the processes of a run on its cluster."""
+    """Return a line about the run's processes on its cluster."""
     threads = counted(settings.cpus_per_worker, "CPU thread")
     processes = []
     for num_processes, kind, gpus in (

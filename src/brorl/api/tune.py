@@ -1,4 +1,4 @@
-"""`brorl.tune`: a race finds the N, objective and learning rate with the best final score; a final tests them."""
+"""`brorl.tune`: a race finds the N, objective and learning rate with the best final score, and a final tests them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def tune(
 
     A pilot measures the possible gain, and how many prompts fit in a step at each N. Candidates then race on tuning
     prompts: the best continue after a quarter, a half and all of their budget. The winner is compared with your recipe
-    on different held-out prompts and seeds. To continue a tuning that was stopped after the pilot, pass its folder as
-    the only argument.
+    on different held-out prompts and seeds. If the command is stopped after the pilot, resume it by passing its folder
+    as the only argument.
 
     Examples:
         >>> result = brorl.tune("mine.yaml", aim="pass@1", budget="2h")
@@ -104,7 +104,7 @@ def _seconds(budget: str | float) -> float:
 
 
 def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, settings: Mapping[str, Any]) -> TrainConfig:
-    """Return the user's recipe, with the model that it starts from."""
+    """Return the user's recipe with the model to start from."""
     from brorl.comparison.arm_recipes import arm_config, reject_owned
 
     reject_owned({name: value for name, value in settings.items() if name != "model"})
@@ -123,7 +123,7 @@ def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, setting
 
 
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
-    """Return the folder of an unfinished tuning, or a new one."""
+    """Return the folder of an unfinished `tune`, or a new folder."""
     if isinstance(start, str | Path) and (Path(start) / TUNE_FILE).is_file():
         _refuse_changes(Path(start), [] if output_dir is None else ["output_dir"])
         return Path(start)

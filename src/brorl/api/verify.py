@@ -1,6 +1,6 @@
 """`brorl.verify`: verify stored responses again, and compare the new verdicts with the stored ones.
 
-Responses to unknown questions are counted and shown.
+Responses to unknown questions are counted and listed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import unreadable_references
 
 SETTINGS = ("verification.",)
-"""The settings of a recipe that apply to a verification."""
+"""The recipe settings that apply to verification."""
 _REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # show at most this many of each
 _END = 100  # show this many characters of a response's end
 _NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
@@ -52,13 +52,13 @@ _NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
 class VerifyResult(Result):
     """Stored responses with new verdicts."""
 
-    path: str  # file or folder of the responses
-    data: str  # name of the questions' dataset, recipe or run
+    path: str  # file or folder with the responses
+    data: str  # dataset, recipe or run with the questions
     rescored: tuple[RescoredResponse, ...]  # responses to known questions, with their verdicts
     unknown: tuple[StoredResponse, ...]  # responses to unknown questions
-    # (question, problem) where the verifier cannot read the reference answer
+    # (question, problem) for each reference answer that the verifier cannot read
     unreadable: tuple[tuple[Question, str], ...]
-    seconds: float  # wall time of the verification
+    seconds: float  # wall time of verification
     is_required: bool = False  # whether the command fails unless the verdicts agree
 
     @cached_property
@@ -77,12 +77,12 @@ class VerifyResult(Result):
 
     @property
     def agreement(self) -> float:
-        """Fraction of the compared responses with equal verdicts, 0 to 1; NaN without any."""
+        """Fraction of compared responses whose verdicts agree, 0 to 1; NaN if there are none."""
         return 1 - len(self.disagreements) / len(self.compared) if self.compared else float("nan")
 
     @cached_property
     def num_unverified(self) -> int:
-        """Number of responses without a verdict because both tries failed in the infrastructure."""
+        """Number of responses without a verdict because both attempts hit infrastructure failures."""
         return sum(item.verdict.unverified for item in self.rescored)
 
     @property
@@ -121,7 +121,7 @@ class VerifyResult(Result):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 1 if agreement is required and was not reached."""
+        """Exit code of the command: 1 if agreement is required and the verdicts disagree."""
         return int(self.is_required and not self.agrees)
 
     @property
@@ -168,7 +168,7 @@ class VerifyResult(Result):
         return f"VerifyResult({self.path!r}: {correct:,} of {responses} correct{agreement})"
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield one JSON object per response of a known question."""
+        """Yield one JSON object per response to a known question."""
         for item in self.rescored:
             yield {
                 "id": item.question.id, "domain": item.question.domain, "location": item.response.location,
@@ -242,7 +242,7 @@ def verify(
 
 
 def _data_of(file: str | Path) -> str:
-    """Return the run that a file of responses belongs to."""
+    """Return the run to which a file of responses belongs."""
     run = _run_of(str(file))
     if run is None:
         raise UserError(
@@ -296,7 +296,7 @@ def _verify(
 
 
 def _run_of(path: str) -> Path | None:
-    """Return the run directory at a path, or up to two folders above it; None if there is none."""
+    """Return the run directory at a path or up to two levels above it; None if there is none."""
     local = Path(path).expanduser()
     candidates = (local, local.parent, local.parent.parent)
     return next((folder for folder in candidates if is_file(folder / "config.yaml")), None)
@@ -333,7 +333,7 @@ def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Se
 
 
 def _named(response: StoredResponse) -> str:
-    """Return the location of a response with the id or the text of its question."""
+    """Return the location of a response, with the id or the text of its question."""
     question = response.question_id if response.question_id is not None else response.question or ""
     return f"{response.location} ({shortened(question)})"
 

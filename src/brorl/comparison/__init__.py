@@ -1,1 +1,1 @@
-"""Everything of `brorl compare`: arm recipes, spec, runs, statistics, tables, text and figures."""
+"""The implementation of `brorl compare`: arm recipes, spec, runs, statistics, tables, text and figures."""

@@ -1,4 +1,4 @@
-"""The answer of a comparison: its findings, the next command, and files for people and for programs."""
+"""The answer of a comparison: its findings, the next command, and files for people and programs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
 
 MAX_CAVEATS = 3  # show at most this many; the record contains all
-_LONGER = 2  # a longer comparison gets this multiple of the budget
+_LONGER = 2  # budget multiplier for a longer comparison
 
 
 def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
     """Return the reason for the next command after a comparison, and the command.
 
-    Two matched arms without a shown difference get more seeds, or more prompts if no number of seeds can show one. All
-    others get a larger budget, to match the arms or because a longer run may rank them differently.
+    If no difference is shown between two matched arms, suggest more seeds, or more prompts if no number of seeds can
+    show one. Otherwise suggest a larger budget, to match the arms or because a longer run may rank them differently.
     """
     comparison = results.comparison
     recipes = [f"{arm.runs[0].path}.yaml" for arm in comparison.arms]
@@ -59,7 +59,7 @@ def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
 
 
 def comparison_page(results: ComparisonResults, figures: Sequence[Path], following: tuple[str, str]) -> str:
-    """Return the page of a comparison, with its tables in the order of reading and its figures (PNG files)."""
+    """Return the page of a comparison, with its tables in reading order and its figures (PNG files)."""
     basis = match_of(results)
     return answer_page(
         AnswerParts(
@@ -76,7 +76,7 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
 
 
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
-    """Return the content of `comparison.json`: the answer, the conditions, all numbers, and the scores by prompt."""
+    """Return the contents of `comparison.json`: the answer, the conditions, all numbers, and the scores by prompt."""
     comparison = results.comparison
     caveats = sentences(caveats_of(results))
     per_prompt = ("prompts", "sources")
@@ -117,18 +117,18 @@ def _run(run: FinishedRun, results: ComparisonResults) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FinishedComparison(Result, ComparisonResults):
-    """A comparison whose runs are complete: all its numbers, its folder, its answer and its tables."""
+    """A comparison whose runs are all complete, with its numbers, folder, answer and tables."""
 
-    path: Path  # folder of the comparison
+    path: Path  # the comparison's folder
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """The answer, and if the arms are named by letters, a sentence that explains the letters."""
+        """The answer, and a key to the letters if the arms are named by letters."""
         return tuple(map(str, answer_of(self)))
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Limits of the answer, the most serious first, at most three."""
+        """Limits of the answer, most serious first, at most three."""
         return tuple(sentences(caveats_of(self)[:MAX_CAVEATS]))
 
     @property
@@ -164,7 +164,7 @@ class FinishedComparison(Result, ComparisonResults):
 
 
 def finished_comparison(folder: Path) -> FinishedComparison:
-    """Read the runs of a complete comparison, and write its files.
+    """Read the runs of a complete comparison and write its files.
 
     Raises:
         StorageError: If a file could not be written.

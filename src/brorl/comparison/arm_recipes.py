@@ -1,6 +1,6 @@
-"""The recipes of the arms of a comparison, which differ only where they should.
+"""The recipes of a comparison's arms, and checks that they differ only where they should.
 
-Arms that start from different models or are evaluated differently are rejected before anything is trained.
+Arms that start from different models or are evaluated differently are rejected before training starts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from brorl.model.load import choose_device
 from brorl.runs.run_directory import held_out_record
 from brorl.training.inputs import prepare_run
 
-_MAX_NAME_LENGTH = 14  # longest name of an arm, in characters, that tables and figures can repeat
+_MAX_NAME_LENGTH = 14  # longest arm name to use in tables and figures, in characters
 
 
 @dataclass(frozen=True)
 class ArmRecipe:
-    """An arm before it is run."""
+    """An arm that has not been run yet."""
 
     name: str  # short, such as "N=16" or "A"
     config: TrainConfig  # every run replaces seed, output directory and budget
@@ -50,7 +50,7 @@ class ArmRecipe:
 
 
 def _owned() -> dict[str, str]:
-    """Return the settings that a comparison sets itself: setting -> option to use instead."""
+    """Return the settings reserved for the comparison: setting -> option to use instead."""
     return {
         "seed": f"{option('seeds', 'N')}, which runs seeds 0 to N-1",
         "output_dir": option("output-dir"),
@@ -65,14 +65,14 @@ def _owned() -> dict[str, str]:
 
 
 def reject_owned(overrides: Mapping[str, Any]) -> None:
-    """Raise a UserError for a setting that a comparison sets itself."""
+    """Raise a UserError if an override changes a setting reserved for the comparison."""
     owned = _owned()
     if name := next((name for name in overrides if name in owned), None):
         raise UserError(f"{option(name)} is set by the comparison; use {owned[name]}")
 
 
 def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmRecipe]:
-    """Read one arm per recipe, with settings for all of them."""
+    """Read one arm per recipe; `settings` apply to all arms."""
     arms = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
@@ -116,13 +116,13 @@ def sweep_arms(
 
 
 def arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> TrainConfig:
-    """Make the config of an arm. `steps: null` needs a budget, which the comparison sets later, so it is dropped."""
+    """Make an arm's config. `steps: null` is dropped: it needs a budget, which the comparison sets later."""
     kept = {key: value for key, value in settings.items() if (key, value) != ("steps", None)}
     return make_config(kept, overrides, name)
 
 
 def _reject_folder(recipe: str | Path) -> None:
-    """Raise a UserError for a folder, unless a built-in recipe has its name."""
+    """Raise a UserError if the recipe is a folder, unless it is also the name of a built-in recipe."""
     if Path(recipe).is_dir() and str(recipe) not in builtin_recipes():
         told = (
             f"the recipe of a run is {recipe}/config.yaml"
@@ -133,7 +133,7 @@ def _reject_folder(recipe: str | Path) -> None:
 
 
 def _named(arms: Sequence[ArmRecipe]) -> list[ArmRecipe]:
-    """Name the arms by their N if all differ, else by their recipes or values if these are short, else A, B, C, ..."""
+    """Name the arms by N if all N differ, else by their recipes or values if these are short, else A, B, C, ..."""
     rollouts = [arm.config.rollouts_per_prompt for arm in arms]
     names = [arm.name for arm in arms]
     if len({*rollouts}) == len(arms):
@@ -144,7 +144,7 @@ def _named(arms: Sequence[ArmRecipe]) -> list[ArmRecipe]:
 
 
 def short_names(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each arm's short name and title: its name and no title if all names are short, else A, B, C, ..."""
+    """Return each arm's short name and title: the name itself with no title if all names are short, else a letter."""
 
     def letters(index: int) -> str:  # A to Z, then AA, AB, ...
         more, last = divmod(index, 26)
@@ -158,7 +158,7 @@ def short_names(names: Sequence[str]) -> list[tuple[str, str]]:
 def check_arms(arms: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int, new_folder: Path | None = None) -> None:
     """Raise a UserError if arms cannot be compared in a unit, or if `jobs` of their runs do not fit in memory.
 
-    Also raise it if the disk of `new_folder` is too small for a checkpoint of every run.
+    Also raise it if the disk of `new_folder` has too little space for one checkpoint per run.
     """
     if len(arms) < 2:
         raise UserError(f"a comparison needs two recipes, or one recipe and {option('sweep', 'KEY=VALUE,VALUE,...')}")
@@ -200,7 +200,7 @@ def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
 
 
 def _measured_by(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that change the result of an evaluation."""
+    """Return the settings that affect evaluation results."""
     evaluation = config.evaluation.model_dump(exclude={"every", "keep_best", "best_k", "patience"})
     drawn = asdict(config.evaluated_sampling)
     evaluation |= {name: drawn[name] for name in ("top_p", "top_k", "min_new_tokens", "max_new_tokens")}
@@ -216,7 +216,7 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: Path | None) -> None:
-    """Read the data and predict the memory and the disk space of every arm, without loading weights."""
+    """Read the data and predict each arm's memory and disk use, without loading weights."""
     needed: list[int] = []
     stored = 0
     held_out: list[list[dict[str, str]]] = []
@@ -225,7 +225,7 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: P
         inputs = prepare_run(arm.config, arm.config.model)
         held_out.append(held_out_record(inputs.prompts.held_out))
         stored += inputs.memory.checkpoint_bytes * seeds
-        if not arm.config.cluster.enabled:  # on a cluster, other machines hold the parts
+        if not arm.config.cluster.enabled:  # on a cluster, the parts are on other machines
             needed += [inputs.memory.certain_bytes] * seeds
     for arm, asked in zip(arms, held_out, strict=True):
         if asked != held_out[0]:
@@ -262,10 +262,10 @@ def run_config(arm: ArmRecipe, seed: int, directory: Path, budget: Budget) -> Tr
     own: dict[str, Any] = {
         "seed": seed,
         "output_dir": str(directory.absolute()),
-        "steps": None,  # the budget alone ends a run
+        "steps": None,  # only the budget ends a run
         "evaluation.every": arm.config.evaluation.every if counts_evaluations else 0,
         "report": False,
-        "keep_checkpoints": min(arm.config.keep_checkpoints, 1),  # the last one, to continue from; 0 keeps all
+        "keep_checkpoints": min(arm.config.keep_checkpoints, 1),  # only the last one, for resuming; 0 keeps all
         "budget.unit": budget.unit,
         "budget.limit": budget.limit,
         "budget.eval_points": list(budget.eval_points),
@@ -276,7 +276,7 @@ def run_config(arm: ArmRecipe, seed: int, directory: Path, budget: Budget) -> Tr
 
 
 def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
-    """Return each config's values of the settings in which the configs differ."""
+    """Return each config's values for the settings that differ between configs."""
     flat = [
         {name: str(value) for name, value in flat_settings(config.model_dump(mode="json")).items()}
         | {"phases": _phases_text(config)}

@@ -1,4 +1,4 @@
-"""The figure of a comparison: scores against cost from the checkpoint on, and the same in other units.
+"""The figure of a comparison: scores against cost, starting at the checkpoint, in the budget's unit and in others.
 
 Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 """
@@ -32,7 +32,7 @@ from brorl.reporting.figure import (
 
 
 def arm_colors(comparison: Comparison) -> dict[str, str]:
-    """Return a color for each arm: distant colors for two arms, a ramp for arms ordered by N, else any."""
+    """Return a color for each arm: contrasting colors for two arms, a ramp for arms ordered by N, else any colors."""
     arms = comparison.arms
     if len(arms) == 2:
         return {arms[0].name: COLORS[1], arms[1].name: COLORS[0]}
@@ -43,7 +43,7 @@ def arm_colors(comparison: Comparison) -> dict[str, str]:
 
 
 def _key_handles(results: ComparisonResults) -> list[Line2D]:
-    """Return the entries of a legend that explains the letters of arms."""
+    """Return legend entries that explain the arms' letters."""
     colors = arm_colors(results.comparison)
     return [
         Line2D([], [], linestyle="none", marker="s", markersize=6, color=colors[letter], label=f"{letter}: {name}")
@@ -66,10 +66,10 @@ def make_figure(results: ComparisonResults, title: str) -> ResultFigure:
 
 
 def _curves(comparison: Comparison, unit: Unit, k: int = 1) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Return the pass@k of each arm's runs against their mean cost, from the start on.
+    """Return each arm's mean costs and the pass@k of its runs, beginning with the start.
 
-    A run that ended early keeps its last score. In the comparison's unit that score is drawn at the evaluation point;
-    in the other units it is drawn at the run's real cost.
+    A run that ended early keeps its last score, drawn at the evaluation point in the comparison's unit, and at the
+    run's actual cost in other units.
     """
     curves = {}
     for arm in comparison.arms:
@@ -83,7 +83,7 @@ def _curves(comparison: Comparison, unit: Unit, k: int = 1) -> dict[str, tuple[F
 
 
 def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
-    """Draw pass@1 and pass@k of the largest k against the unit of the budget."""
+    """Draw pass@1 and pass@k at the largest k against cost in the budget's unit."""
     comparison = results.comparison
     axes = part.subplots(1, len(results.end_ks), squeeze=False)[0]
     several = max(len(arm.runs) for arm in comparison.arms) > 1
@@ -106,7 +106,7 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
 def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
     """Draw pass@1 against the units in which the arms are not matched, and coverage against pass@1.
 
-    Arms that share a line in the last panel differ only in how far they got.
+    Arms on the same line in the last panel differ only in how far they got.
     """
     comparison = results.comparison
     units: list[Unit] = [unit for unit in UNITS if unit != comparison.unit]
@@ -129,7 +129,7 @@ def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
 
 
 def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
-    """Draw pass@k of the largest k against pass@1, without cost: a line for every arm, from the start on."""
+    """Draw pass@k at the largest k against pass@1, ignoring cost, with one line per arm that begins at the start."""
     comparison = results.comparison
     k = results.ks[-1]
     by_1, by_k = (_curves(comparison, comparison.unit, i) for i in (1, k))
@@ -147,7 +147,7 @@ def _draw_lines(
     *,
     small: bool = False,
 ) -> None:
-    """Draw a line with a band over runs for every arm; on an axis of costs, a diamond marks where a phase begins."""
+    """Draw each arm's line with a band over its runs; on a cost axis, a diamond marks the start of a phase."""
     colors = arm_colors(comparison)
     for arm in comparison.arms:
         (cost_M, score_MS), color = curves[arm.name], colors[arm.name]

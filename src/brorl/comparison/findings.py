@@ -1,4 +1,4 @@
-"""The findings of a comparison, each a template with its numbers. None calls anything matched or shown that is not.
+"""The findings of a comparison, each a template with its numbers. Only what is matched or shown is called so.
 
 `answer_of` and `caveats_of` decide which findings hold; `str` of a finding is its sentence. With two arms, the second
 is measured against the first. With more, the answer names the best arm at the budget.
@@ -20,13 +20,13 @@ from brorl.format import Estimate, interval, listed, p_value, signed
 _PAIR = "pass@1 is {score_b:.3f} with {b} and {score_a:.3f} with {a}, a difference of {difference}, {seeds}."
 _BEST = "{arm} scored the highest pass@1, {score}, a lead over {second} of {lead}, {seeds}."
 
-# The answer of two arms
+# The answer for two arms
 WON = "{winner} won: at {budget} of training each, " + _PAIR
 WON_WITH_ONE_SEED = "{winner} won with {seeds}: at {budget} of training each, " + _PAIR
 SCORED_HIGHER = "{winner} scored higher, but the runs are not matched: at {budget} of training or more, " + _PAIR
 NO_DIFFERENCE = "No difference shown: at {budget} of training each, " + _PAIR
 NO_DIFFERENCE_UNMATCHED = "No difference shown, and the runs are not matched: at {budget} of training or more, " + _PAIR
-# The answer of more arms
+# The answer for more arms
 BEST_WON = "{arm} won: at {budget} of training each{left_out}, " + _BEST
 BEST_WON_WITH_ONE_SEED = "{arm} won with {seeds}: at {budget} of training each{left_out}, " + _BEST
 NO_WINNER = "No winner shown: at {budget} of training each{left_out}, " + _BEST
@@ -85,8 +85,8 @@ SCOPE = (
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
-_SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' steps was disturbed
-_MIN_SIBLINGS = 3  # fewer runs of an arm have no meaningful median
+_SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' was slowed down
+_MIN_SIBLINGS = 3  # with fewer runs of an arm, the median means little
 _COVERS = {
     "prompts and seeds": "other prompts and other seeds",
     "prompts": "other prompts, not for other seeds",
@@ -99,8 +99,8 @@ _COVERS = {
 class Finding:
     """A statement as data."""
 
-    template: str  # its sentence, with a place for each value
-    values: Mapping[str, Any]  # names, numbers, and estimates, which are differences
+    template: str  # its sentence, with a placeholder for each value
+    values: Mapping[str, Any]  # names, numbers, and estimated differences
 
     def __str__(self) -> str:
         shown = {name: signed(v) if isinstance(v, Estimate) else v for name, v in self.values.items()}
@@ -108,19 +108,19 @@ class Finding:
 
 
 def finding(template: str, **values: Any) -> Finding:
-    """Return a finding with the values of its template."""
+    """Return a finding with the values for its template."""
     return Finding(template, values)
 
 
 def answer_of(results: ComparisonResults) -> list[Finding]:
-    """Return whether the second of two arms won, or which of more arms is best; and the key to the letters, if any."""
+    """Return whether the second of two arms won, or which of several is best; add the key to the letters, if any."""
     key = "; ".join(f"{letter} is {name}" for letter, name in results.key.items())
     first = _best_arm(results) if results.pair is None else _pair(results, results.pair[1])
     return [first, *([finding(LETTERS, key=key)] if key else [])]
 
 
 def caveats_of(results: ComparisonResults) -> list[list[Finding]]:
-    """Return all limits of the answer by topic, most serious first: faults of the comparison, then its uncertainty."""
+    """Return all limits of the answer by topic, most serious first: flaws in the comparison, then its uncertainty."""
     topics = [
         [] if results.matched else match_of(results),
         _slow_runs(results),
@@ -137,12 +137,12 @@ def caveats_of(results: ComparisonResults) -> list[list[Finding]]:
 
 
 def sentences(topics: list[list[Finding]]) -> list[str]:
-    """Return the sentences of each topic as one text."""
+    """Join the sentences of each topic into one string."""
     return [" ".join(map(str, findings)) for findings in topics]
 
 
 def match_of(results: ComparisonResults) -> list[Finding]:
-    """Return the unit in which the arms are matched, or the arms that are not matched, with the fix."""
+    """Return the unit in which the arms are matched, or else the unmatched arms and the fix."""
     unit, budget = results.comparison.unit, results.budget
     same = {"tolerance": TOLERANCE, "budget": amount(budget, unit)}
     over = {
@@ -197,7 +197,7 @@ def _best_arm(results: ComparisonResults) -> Finding:
 
 
 def _slow_runs(results: ComparisonResults) -> Iterator[Finding]:
-    """Yield runs that made far fewer steps than their siblings in the same seconds, because the machine was busy."""
+    """Yield runs that completed far fewer steps than their siblings in the same time, because the machine was busy."""
     comparison = results.comparison
     for arm in comparison.arms if comparison.unit == "seconds" else ():
         runs = [run for run in arm.runs if run.end_reason is None]
@@ -219,7 +219,7 @@ def _early_ends(results: ComparisonResults) -> Iterator[Finding]:
 
 
 def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
-    """Yield a finding if the conclusion would differ at exactly equal spending of all runs."""
+    """Yield a finding if the conclusion would differ had all runs spent exactly the same amount."""
     unit = results.comparison.unit
     equal = next((equal for equal in results.at_equal_cost if equal.unit == unit), None)
     if results.pair is None or equal is None or (there := equal.differences[1]) is None:
@@ -234,14 +234,14 @@ def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
 
 
 def unverified_prompts(comparison: Comparison) -> Iterator[Finding]:
-    """Yield a finding if held-out prompts are excluded."""
+    """Yield a finding if any held-out prompts are excluded."""
     if comparison.num_left_out:
         num_prompts = len(comparison.prompts) + comparison.num_left_out
         yield finding(LEFT_OUT, left_out=comparison.num_left_out, number=num_prompts)
 
 
 def _settings(comparison: Comparison) -> Iterator[Finding]:
-    """Yield a finding if several settings differ, and not only N and the prompts per step."""
+    """Yield a finding if several settings differ, other than just N and the prompts per step."""
     names = sorted({name for arm in comparison.arms for name in arm.differs})
     unexpected = [name for name in names if name not in _EXPECTED]
     if unexpected and _ROLLOUTS in names:
@@ -251,7 +251,7 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _certainty(results: ComparisonResults) -> Iterator[Finding]:
-    """Yield the seeds, the variation that the intervals cover, and a test that disagrees."""
+    """Yield findings on the seeds, the variation covered by the intervals, and a test that disagrees."""
     pair = None if results.pair is None else results.pair[1]
     one_seed = results.fewest_seeds == 1
     covers = pair.covers if pair else "prompts" if one_seed else "prompts and seeds"
@@ -266,7 +266,7 @@ def _certainty(results: ComparisonResults) -> Iterator[Finding]:
 
 
 def _seeds_needed(results: ComparisonResults) -> Finding:
-    """Return how many seeds would show a difference of 0.02 in pass@1, for the arm that needs the most."""
+    """Return the number of seeds needed to show a difference of 0.02 in pass@1, for the arm that needs the most."""
     known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
     if not known:
         return finding(SEEDS_UNKNOWN)

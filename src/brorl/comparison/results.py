@@ -1,7 +1,7 @@
 """All numbers of a comparison, computed once for its tables, answer, record and figure.
 
-Runs are matched if none spent more than the budget plus a tolerance. A ratio is None if every run lacks its
-denominator.
+Runs are matched if none spent more than the budget plus a tolerance. A ratio is None if its denominator is 0 in every
+run.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from brorl.evaluation.paired import (
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, counted
 
-TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
-START = "start"  # stands for the checkpoint in tables of arms
-_FARTHEST = 2.1  # interpolate if successive evaluations differ at most by this factor: points double, plus 5% overshoot
+TOLERANCE = 0.05  # a matched run may exceed the evaluation point by this fraction
+START = "start"  # the checkpoint's name in tables of arms
+_FARTHEST = 2.1  # interpolate between evaluations within this factor of each other: points double, plus 5% overshoot
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean and the range over the runs of an arm."""
+    """The mean and range over an arm's runs."""
 
     mean: float
     least: float
@@ -60,7 +60,7 @@ class Spread:
 
 
 def is_matched(arm: Arm, unit: Unit, eval_point: float) -> bool:
-    """Return whether every run spent at most `TOLERANCE` more than an evaluation point."""
+    """Return whether every run exceeded the evaluation point by at most the fraction `TOLERANCE`."""
     limit = eval_point * (1 + TOLERANCE)
     return all(score_at(run, unit, eval_point).cost.of(unit) <= limit for run in arm.runs)
 
@@ -72,10 +72,10 @@ def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
 
 
 def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, Spread | None]:
-    """Return an arm's use of its samples and tokens.
+    """Return measures of how an arm used its samples and tokens.
 
-    Without an arm, return only the token numbers of the start. `samples_per_s` divides by the seconds of the whole run,
-    `generated_per_s` (the paper's throughput) by those of generation alone. `mixed_fraction` is the paper's
+    Without an arm, return only the token measures of the start. `samples_per_s` divides by the seconds of the whole
+    run, `generated_per_s` (the paper's throughput) by the seconds of generation alone. `mixed_fraction` is the paper's
     dynamic-sampling pass rate. `tokens_per_response` and `correct_per_1000_tokens` come from the evaluation at the
     start or at the budget.
     """
@@ -101,28 +101,27 @@ def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, 
 
 @dataclass(frozen=True)
 class CoverageChange:
-    """Prompts that the runs of an arm solve and the start did not, and the reverse."""
+    """Prompts solved by an arm's runs but not at the start, and vice versa."""
 
     arm: str
-    gained: Spread  # prompts solved now but not at the start, over runs
-    lost: Spread  # prompts solved at the start but not now
-    by_chance: Spread  # expected gains, and equally losses, if no pass rate changed
-    expected: Spread  # prompts that k attempts are expected to solve now (the sum of pass@k)
+    gained: Spread  # prompts solved at the budget but not at the start, over runs
+    lost: Spread  # prompts solved at the start but not at the budget
+    by_chance: Spread  # expected gains (and losses) if no pass rate changed
+    expected: Spread  # expected prompts solved in k attempts at the budget (the sum of pass@k)
     expected_change: Estimate  # `expected` minus its value at the start, in prompts, with a 95% interval
-    # The same change with an interval corrected for the number of arms; its conclusion calls the start A.
+    # The same change with an interval corrected for the number of arms; in its conclusion, the start is A.
     corrected: CorrectedInterval
 
 
 def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_intervals: int = 1) -> CoverageChange:
-    """Count the prompts that the runs of an arm gained and lost since the start.
+    """Count the prompts that an arm's runs gained and lost since the start.
 
-    A prompt is solved if at least one of n responses is correct. At low pass rates this count depends on n, so it comes
-    with the expected number of prompts solved in k attempts, which does not.
+    A prompt is solved if at least one of n responses is correct. At low pass rates this count depends on n, so the
+    result also includes the expected number of prompts solved in k attempts, which does not.
 
-    Gains and losses by chance: suppose that a prompt's pass rate did not change, and that the two evaluations have c
-    correct responses together. Each falls on either evaluation with equal probability, so all fall on one evaluation
-    with probability C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is
-    an overestimate.
+    Gains and losses by chance: suppose a prompt's pass rate did not change, and the two evaluations together have c
+    correct responses. Each of these is equally likely to be in either evaluation, so all c are in a given one with
+    probability C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is an overestimate.
     """
     n = comparison.num_samples
     num_prompts = len(comparison.prompts)
@@ -152,24 +151,24 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
 @dataclass(frozen=True)
 class EqualCost:
-    """An arm against the first arm, at equal cost of all their runs; an unknown score is None."""
+    """An arm compared with the first arm, with all their runs at equal cost; unknown scores are None."""
 
     arm: str
     unit: Unit
-    amount: float  # the largest amount that every run of the two reached
+    amount: float  # the largest amount reached by every run of both arms
     scores: Mapping[int, Estimate | None]  # k -> pass@k of the arm, with a 95% interval over prompts and seeds
     differences: Mapping[int, PairedDifference | None]  # k -> pass@k of the arm minus pass@k of the first arm
 
 
 def equal_amount(arms: Sequence[Arm], unit: Unit) -> float:
-    """Return the largest amount of a unit that every run reached; a run that ended early does not limit it."""
+    """Return the largest amount of a unit that every run reached, ignoring runs that ended early."""
     runs = [run for arm in arms for run in arm.runs]
     limiting = [run for run in runs if run.end_reason is None] or runs
     return min(run.scores[-1].cost.of(unit) for run in limiting)
 
 
 def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int]) -> EqualCost:
-    """Compare an arm with the first at the largest cost in a unit that every run of the two reached."""
+    """Compare an arm with the first arm at the largest cost, in the given unit, reached by every run of both."""
     first = comparison.arms[0]
     amount = equal_amount([first, arm], unit)
     scores: dict[int, Estimate | None] = dict.fromkeys(ks)
@@ -186,8 +185,8 @@ def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int
 def scores_at_cost(comparison: Comparison, arm: Arm, unit: Unit, amount: float, k: int = 1) -> FloatArray | None:
     """Interpolate an arm's pass@k on each prompt at a cost, linearly between evaluations.
 
-    The result has shape [S, P], by seed. A run that ended early keeps its last score. The result is None between the
-    start and a run's first evaluation, and between evaluations more than a factor of about 2 apart;
+    The result has shape [S, P], by seed. A run that ended early keeps its last score. The result is None if the cost
+    falls between the start and a run's first evaluation, or between evaluations more than a factor of about 2 apart;
     docs/explanation/comparing.md gives the reasons.
     """
     rows = []
@@ -206,26 +205,26 @@ def scores_at_cost(comparison: Comparison, arm: Arm, unit: Unit, amount: float, 
 
 @dataclass(frozen=True)
 class BestArm:
-    """The best of the matched arms at an evaluation point where two arms or more are matched."""
+    """The best matched arm at an evaluation point where at least two arms are matched."""
 
     eval_point: float  # the budget
     arm: str  # name of the arm with the highest score
     second: str  # name of the arm with the second highest score
     lead: Estimate  # best score minus second score, with a 95% interval
-    lead_shown: bool  # whether the interval of the lead is above 0
+    lead_shown: bool  # whether the lead's interval is above 0
 
     @property
     def is_tied(self) -> bool:
-        """Whether the second scores the same; the order of the two is then arbitrary."""
+        """Whether the two best arms have the same score, so their order is arbitrary."""
         return abs(self.lead.value) < ROUNDING
 
 
 def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
-    """Find the best of the matched arms by pass@k at each evaluation point.
+    """Find the best matched arm by pass@k at each evaluation point.
 
-    The best arm's lead over the second is tested after both were picked. Among arms that do not differ, the gap between
-    the best two is smaller than between any other two. Picking therefore does not raise the rate of false leads at one
-    evaluation point above 5%. Over many evaluation points, one lead may still be false.
+    The best arm's lead over the second is tested after both are picked. Among arms that do not differ, the gap between
+    the best two is smaller than between any other two, so picking does not raise the rate of false leads at a single
+    evaluation point above 5%. Over many evaluation points, a lead may still be false.
 
     Source: IsoCompute (arXiv 2603.12151), the best N by budget. There the budget is in rollouts and a sigmoid is fitted
     to the best N. Here the budget is in the comparison's unit, and nothing is fitted.
@@ -236,7 +235,7 @@ def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
         scored = [(arm, scores_at(comparison, arm, eval_point, k)) for arm in matched]
         if len(scored) < 2:
             continue
-        # Among arms with equal scores, the earlier one ranks higher.
+        # If scores are equal, the earlier arm ranks higher.
         (first, first_SP), (second, second_SP), *_ = sorted(scored, key=lambda item: -item[1].mean().round(12))
         lead = paired_difference(second_SP, first_SP, seeds_paired=have_same_seeds(second, first))
         best.append(BestArm(eval_point, first.name, second.name, lead.difference, lead.conclusion == "B leads"))
@@ -249,8 +248,8 @@ class ArmScores:
 
     eval_point: float
     costs: Mapping[str, Spread]  # steps, seconds, samples, sampled_tokens and unique_tokens -> cost over the runs
-    matched: bool  # whether no run overshot the evaluation point by more than the tolerance
-    pass_at: Mapping[int, Estimate]  # pass@1 and pass@k of the largest k
+    matched: bool  # whether every run is within the tolerance of the evaluation point
+    pass_at: Mapping[int, Estimate]  # pass@1, and pass@k at the largest k
 
     @classmethod
     def of(cls, comparison: Comparison, arm: Arm, eval_point: float, ks: Sequence[int]) -> ArmScores:
@@ -262,7 +261,7 @@ class ArmScores:
 
 @dataclass(frozen=True)
 class BudgetScores:
-    """pass@k at the budget on some of the held-out prompts."""
+    """pass@k at the budget on a set of held-out prompts."""
 
     num_prompts: int
     pass_at: Mapping[str, Mapping[int, Estimate]]  # [arm or `start`][k]
@@ -275,19 +274,17 @@ class ComparisonResults:
 
     comparison: Comparison
     key: Mapping[str, str]  # letter -> title of the arm; empty if the arms have names
-    ks: tuple[int, ...]  # every reported k, rising; 1 is always among them
+    ks: tuple[int, ...]  # every reported k, ascending, including 1
     scores: BudgetScores  # all held-out prompts, every k
-    sources: Mapping[
-        str, BudgetScores
-    ]  # source -> scores at the smallest and the largest k; empty if there is one source
+    sources: Mapping[str, BudgetScores]  # source -> scores at the smallest and largest k; empty with one source
     at_eval_points: Mapping[str, tuple[ArmScores, ...]]  # arm -> one entry per evaluation point
-    # Each later arm minus the first at equal cost: in the unit of the budget, then in each other unit.
+    # Each later arm minus the first at equal cost, in the budget's unit and then in every other unit.
     at_equal_cost: tuple[EqualCost, ...]
     best: Mapping[int, tuple[BestArm, ...]]  # smallest and largest k -> best arm at each evaluation point
     use: Mapping[str, Mapping[str, Spread | None]]  # arm or `start` -> its `use_of_samples`
     coverage: tuple[CoverageChange, ...]  # prompts gained and lost since the start, one entry per arm
-    # Later arm -> seeds that show a difference of 0.02 from the first arm in pass@1 at the budget, without correction;
-    # None if the arms have one seed or there is one prompt.
+    # Later arm -> seeds needed to show a difference of 0.02 from the first arm in pass@1 at the budget, uncorrected;
+    # None with one seed per arm or only one prompt.
     seeds_needed: Mapping[str, SeedsNeeded | None]
 
     @property
@@ -297,29 +294,29 @@ class ComparisonResults:
 
     @property
     def pair(self) -> Mapping[int, PairedDifference] | None:
-        """The second of two arms minus the first at the budget, by k; None for more arms."""
+        """The second arm minus the first at the budget, by k; None with more than two arms."""
         differences = self.scores.differences
         return next(iter(differences.values())) if len(differences) == 1 else None
 
     @property
     def matched(self) -> bool:
-        """Whether no run overshot the budget by more than the tolerance."""
+        """Whether every run is within the tolerance of the budget."""
         return all(points[-1].matched for points in self.at_eval_points.values())
 
     @property
     def end_ks(self) -> tuple[int, ...]:
-        """The smallest and the largest k; one if they are equal."""
+        """The smallest and largest k; a single k if they are equal."""
         return tuple(dict.fromkeys((self.ks[0], self.ks[-1])))
 
     @property
     def seeds_text(self) -> str:
-        """Number of seeds of the arms: 5 seeds, or 3 to 5 seeds."""
+        """The arms' number of seeds as text: `5 seeds` or `3 to 5 seeds`."""
         numbers = sorted({len(arm.runs) for arm in self.comparison.arms})
         return f"{numbers[0]} to {numbers[-1]} seeds" if len(numbers) > 1 else counted(numbers[0], "seed")
 
     @property
     def fewest_seeds(self) -> int:
-        """Number of seeds of the arm that has the fewest."""
+        """Number of seeds of the arm with the fewest."""
         return min(len(arm.runs) for arm in self.comparison.arms)
 
     @property
@@ -329,7 +326,7 @@ class ComparisonResults:
 
 
 def with_names(text: str, a: str, b: str) -> str:
-    """Return a conclusion with the names of the arms for A and B."""
+    """Replace A and B in a conclusion with the names of the arms."""
     return re.sub(r"\b[AB]\b", lambda letter: a if letter[0] == "A" else b, text)
 
 
@@ -337,7 +334,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
     """Compute all numbers of a comparison.
 
     Raises:
-        ValueError: If it has fewer than two arms, two arms with the same name, or a run without an evaluation at an
+        ValueError: If it has fewer than two arms, two arms with the same name, or a run that was not evaluated at an
             evaluation point.
     """
     arms = comparison.arms
@@ -380,7 +377,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
 def _budget_scores(
     arms: Sequence[Arm], scores: Mapping[str, Mapping[int, FloatArray]], ks: Sequence[int], prompts: IntArray
 ) -> BudgetScores:
-    """Average scores (shape [S, P], by name and k) over some prompts, and compare each later arm with the first."""
+    """Average scores (shape [S, P], by name and k) over the given prompts; compare each later arm with the first."""
     chosen = {name: {k: by_k[k][:, prompts] for k in ks} for name, by_k in scores.items()}
     first, *later_arms = arms
     return BudgetScores(

@@ -1,6 +1,6 @@
-"""Run a comparison in child processes, several in parallel, and print their progress.
+"""Run a comparison in parallel child processes and print their progress.
 
-Each run has a slot with its own cores or GPU. An unfinished run is resumed; a complete run is left alone.
+Each run has a slot with its own cores or GPU. Unfinished runs are resumed; complete runs are left alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from brorl.training.stop_request import on_stop, stop_signals
 
 
 class ComparisonView:
-    """Prints a line for each run that has ended; the status line of the screen shows the runs in progress."""
+    """Prints a line for each run that ends; the screen's status line shows the runs in progress."""
 
     def __init__(self, screen: Screen, runs: Sequence[PlannedRun]) -> None:
         self._screen, self._runs = screen, runs
@@ -61,14 +61,14 @@ class ComparisonView:
         self._in_progress = running
 
     def line(self, width: int | None = None) -> str:
-        """Return the fraction of each run in progress, and the time left."""
+        """Return the status line: how far each run in progress is, and the time left."""
         fractions = [f"{p.run.arm} seed {p.run.seed} {p.fraction:.0%}" for p in self._in_progress]
         left = self._time_left(sum(progress.fraction for progress in self._in_progress))
         now = ", ".join(fractions) or ("writing the answer" if self._num_ended else "starting")
         return f"{now}{left and f'; about {left}'}"[:width]
 
     def run_ended(self, progress: RunProgress) -> None:
-        """Print a run that has ended."""
+        """Print the line for a run that has ended."""
         self._num_ended += 1
         ks = dict.fromkeys((min(progress.score), max(progress.score))) if progress.score else {}
         scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ks)
@@ -79,13 +79,13 @@ class ComparisonView:
         self._screen.echo(f"{position}  {run}  {scores}  {spent}  {self._time_left(in_progress)}".rstrip())
 
     def stopping(self, num_runs: int) -> None:
-        """Print that runs will stop."""
+        """Announce that runs are stopping."""
         what = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
         self._screen.echo(f"\nstopping: {what}; Ctrl-C again discards the steps in progress")
 
     @contextmanager
     def running(self, command: str) -> Iterator[None]:
-        """If the block is interrupted, print what is complete and saved, and the command that continues."""
+        """If the block is interrupted, print what is complete or saved, and the command to resume with."""
         try:
             yield
         except KeyboardInterrupt:
@@ -97,7 +97,7 @@ class ComparisonView:
             raise KeyboardInterrupt("stopped") from None
 
     def _time_left(self, in_progress: float) -> str:
-        """Estimate the time left from the runs of this call that are done, ended or in progress; else empty."""
+        """Estimate the time left from this call's ended runs and those in progress; empty without an estimate."""
         done = self._num_ended + in_progress
         total = len(self._runs) - len(self.complete)
         if not 0.02 < done < total:
@@ -110,11 +110,11 @@ class Slot:
     """The part of the machine that one run may use."""
 
     cores: frozenset[int] = frozenset()  # empty: all
-    device: str | None = None  # the only accelerator of the run; None: all
+    device: str | None = None  # the only accelerator that the run may use; None: all
 
 
 def slots_for(jobs: int | None, arms: Sequence[ArmRecipe]) -> list[Slot]:
-    """Return one slot for each run that can be in progress at the same time; raise a UserError if none can start."""
+    """Return one slot for each run that can be in progress at the same time; raise a UserError if no run can start."""
     if current_process().daemon:
         raise UserError(
             "each run is a process, which a daemonic multiprocessing process cannot start; start the process that "
@@ -140,12 +140,12 @@ def _reject_more(jobs: int | None, most: int, why: str) -> None:
 
 
 def _num_machines(arms: Sequence[ArmRecipe]) -> int:
-    """Return the number of machines in the largest cluster of an arm; 0 without a cluster."""
+    """Return the number of machines in the largest cluster that any arm uses; 0 if none uses a cluster."""
     return max(arm.config.cluster.nodes for arm in arms)
 
 
 def machine_of(slots: Sequence[Slot], arms: Sequence[ArmRecipe]) -> str:
-    """Return the processor or accelerator, and the slots of the runs, as stored in `compare.json`."""
+    """Return the description of the processor or accelerator and of the slots that `compare.json` stores."""
     if not slots[0].cores and torch.cuda.is_available():
         place, name = "a GPU of its own", torch.cuda.get_device_name()
     else:
@@ -157,7 +157,7 @@ def machine_of(slots: Sequence[Slot], arms: Sequence[ArmRecipe]) -> str:
 
 
 def gpu_slots(num: int | None) -> list[Slot]:
-    """Return one slot per GPU that this process may see, at most `num`."""
+    """Return one slot per GPU visible to this process, at most `num`."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     devices = visible or [str(i) for i in range(torch.cuda.device_count())]
     _reject_more(num, len(devices), f"this process may use {counted(len(devices), 'GPU')}, and runs cannot share one")
@@ -165,7 +165,7 @@ def gpu_slots(num: int | None) -> list[Slot]:
 
 
 def cpu_slots(num: int | None, threads: int) -> list[Slot]:
-    """Divide this process's cores among `num` runs; None: as many runs as get `threads` cores each (0: all cores)."""
+    """Divide this process's cores among `num` runs (None: as many as fit with `threads` cores each; 0 means all)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     num = num or max(1, len(cores) // (threads or len(cores)))
     _reject_more(num, len(cores), f"this process may use {counted(len(cores), 'core')}, and runs cannot share one")
@@ -181,7 +181,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
 _POLL_S = 0.5
 _DISCARDED_BY, _KILLED_BY = 2, 3  # the second signal discards the steps in progress, the third kills the runs
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-_PRELOADED = [  # in the process that forks all runs, so that a run starts quickly
+_PRELOADED = [  # by the process that forks all runs, so they start quickly
     "brorl.api.training_session", "brorl.console.progress", "brorl.trackers", "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
 ]  # fmt: skip
@@ -195,7 +195,7 @@ def run_comparison(
     again: str | None = None,
     deadline: float | None = None,
 ) -> bool:
-    """Call `finish_runs` for the runs of a spec, in a locked folder; `again` is the command that continues it."""
+    """Call `finish_runs` for the runs of a spec with its folder locked; `again` is the command to resume with."""
     view = ComparisonView(screen, spec.runs_in(folder))
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,14 +213,14 @@ def run_comparison(
 def finish_runs(
     runs: Sequence[PlannedRun], slots: Sequence[Slot], view: ComparisonView, deadline: float | None = None
 ) -> bool:
-    """Run all runs to completion, one in each slot at a time, and return whether they are complete.
+    """Train all runs, one per slot at a time, and return whether all are complete.
 
-    At a deadline on the clock of `time.perf_counter` the runs are stopped, and steps in progress are discarded.
+    At the deadline, a `time.perf_counter` time, the runs are stopped and steps in progress are discarded.
 
     Raises:
-        UserError: If a run failed. The others stop after their step, and all of them can be continued.
-        KeyboardInterrupt: On Ctrl-C, SIGTERM or SIGHUP, once every run has saved its state. The second one discards
-            the steps in progress, the third kills the runs.
+        UserError: If a run failed. The others stop after the current step, and all of them can be resumed.
+        KeyboardInterrupt: On Ctrl-C, SIGTERM or SIGHUP, once every run has saved its state. A second signal discards
+            the steps in progress, and a third kills the runs.
     """
     waiting = list(runs)
     running: dict[Slot, tuple[RunProgress, ForkServerProcess]] = {}
@@ -257,19 +257,19 @@ def finish_runs(
 def _start(run: PlannedRun, slot: Slot) -> ForkServerProcess:
     """Start a run, or resume it."""
     begun = (run.directory / "config.yaml").is_file()
-    if not begun:  # remove what is left of a run that was killed before its first file
+    if not begun:  # clean up after a run that was killed before it wrote its settings
         shutil.rmtree(run.directory, ignore_errors=True)
     command = ["resume", str(run.directory), *run.resume_with] if begun else ["train", str(run.recipe)]
     context = get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     process = context.Process(target=_work, args=(command, slot, str(_errors_of(run))))
-    # The process that forks the runs inherits the mask. A signal to all processes of a job must not end it, because the
-    # exit codes of the runs would be lost. The resource tracker undoes the mask when it starts, so it starts first.
+    # The process that forks the runs inherits the mask. A signal to all processes of a job must not kill it, because
+    # the runs' exit codes would be lost. The resource tracker undoes the mask when it starts, so start it first.
     resource_tracker.ensure_running()
     main = sys.modules["__main__"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
-        sys.modules["__main__"] = ModuleType("__main__")  # else the child would run the caller's script again
+        sys.modules["__main__"] = ModuleType("__main__")  # otherwise the child would rerun the caller's script
         process.start()
     finally:
         sys.modules["__main__"] = main
@@ -278,10 +278,10 @@ def _start(run: PlannedRun, slot: Slot) -> ForkServerProcess:
 
 
 def _work(command: list[str], slot: Slot, errors: str) -> None:
-    """Run a command of `brorl` in the child process.
+    """Run a `brorl` command in the child process.
 
     SIGINT from the comparison stops it. SIGTERM stays blocked: a scheduler sends it to every process of a job, and a
-    run that got both signals would discard its step on the second one.
+    run that received both would discard its step at the second signal.
     """
     os.setsid()  # Ctrl-C reaches the comparison, which passes it on
     for path, descriptor in ((os.devnull, 1), (errors, 2)):
@@ -293,7 +293,7 @@ def _work(command: list[str], slot: Slot, errors: str) -> None:
 
     def end_with_the_comparison() -> None:
         wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGINT)  # stops this process after its step
+        os.kill(os.getpid(), signal.SIGINT)  # stops this process after the current step
 
     threading.Thread(target=end_with_the_comparison, daemon=True).start()
     if slot.device is not None:
@@ -305,7 +305,7 @@ def _work(command: list[str], slot: Slot, errors: str) -> None:
             os.sched_setaffinity(0, slot.cores)
         torch.set_num_threads(len(slot.cores))
     sys.argv = ["brorl", *command]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts a job in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background jobs ignore SIGINT
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     runpy.run_module("brorl", run_name="__main__")
 
@@ -315,7 +315,7 @@ def _errors_of(run: PlannedRun) -> Path:
 
 
 def _check_end(run: PlannedRun, code: int) -> None:
-    """Raise a UserError with the last line of the run's errors if the run is not complete."""
+    """Raise a UserError with the last line of the run's error output if the run is not complete."""
     errors = _errors_of(run)
     end = progress_of(run)
     if end.ended_early or (end.ended and code == 0):
@@ -335,7 +335,7 @@ def _check_end(run: PlannedRun, code: int) -> None:
 
 
 def _stop(processes: Sequence[ForkServerProcess], stops: Sequence[int]) -> None:
-    """Stop runs after their step; the second signal discards their steps, the third kills them."""
+    """Stop runs after the current step; a second signal discards the step, and a third kills the runs."""
     passed_on = 0
     while any(process.exitcode is None for process in processes):
         while passed_on < max(len(stops), 1):  # at least once, because a run may have failed
@@ -348,14 +348,14 @@ def _stop(processes: Sequence[ForkServerProcess], stops: Sequence[int]) -> None:
         wait([process.sentinel for process in processes if process.exitcode is None], _POLL_S)
 
 
-_STEPS = 3  # the cost of a step is their median, because the first one includes startup
+_STEPS = 3  # take the median cost of these steps, because the first includes startup
 _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
 
 
 def fitted(
     spec: ComparisonSpec, arguments: ComparisonRequest, folder: Path, slots: Sequence[Slot], screen: Screen
 ) -> ComparisonSpec:
-    """Return the spec with a budget that fits the cost of a step, measured on a few steps of every arm."""
+    """Return the spec with a budget large enough for the step cost, measured on a few steps of every arm."""
     if spec.unit == "steps":  # any budget fits
         return spec
     screen.echo(f"{_STEPS} steps of each arm first, to measure the cost of a step")
@@ -373,8 +373,8 @@ def fitted(
                 replace_file(run.recipe, dump_yaml(config).encode())
             runs.append(run)
         view = ComparisonView(Screen(silent=True), runs)
-        screen.describe = view.line  # the lines of ended runs are not printed
+        screen.describe = view.line  # show only the status line, not the lines of ended runs
         finish_runs(runs, slots, view)
         costs = {run.arm: progress_of(run).costs_of_steps(spec.unit) for run in runs}
         cost_of = {arm: median(arm_costs) for arm, arm_costs in costs.items() if arm_costs}
-        return fit_budget(spec, arguments, cost_of) if cost_of else spec  # or an error, which leaves no new folder
+        return fit_budget(spec, arguments, cost_of) if cost_of else spec  # on an error, no new folder remains

@@ -1,6 +1,6 @@
-"""The scores and costs of a comparison's arms, and of their runs with several seeds, as read from its folder.
+"""The scores and costs of a comparison's arms and their runs, read from its folder.
 
-A run that ended early keeps its last score; any other run without a score at an evaluation point is an error.
+A run that ended early keeps its last score. It is an error if any other run lacks a score at an evaluation point.
 Dimensions: A arms, S seeds (runs of an arm), M evaluation points, P held-out prompts, n responses per prompt.
 """
 
@@ -31,23 +31,23 @@ class RunEvaluation:
     num_correct_P: IntArray  # correct responses among the n responses to each prompt, shape [P]
     sampled_tokens_P: IntArray  # tokens of the n responses to each prompt, shape [P]
     truncation_rate: float  # fraction of all responses that were truncated
-    # responses to each prompt that could not be verified, shape [P]; None if all were verified
+    # unverified responses to each prompt, shape [P]; None if all were verified
     num_unverified_P: IntArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A run of an arm that has spent its budget, or ended early."""
+    """A run that has spent its budget or ended early."""
 
     seed: int
-    scores: tuple[RunEvaluation, ...]  # its evaluations by rising cost; the first is the start, at no cost
+    scores: tuple[RunEvaluation, ...]  # its evaluations in order of cost; the first is the start, at cost 0
     cost: Cost  # cost of the whole run
-    stage_seconds: Mapping[str, float]  # seconds of the run in each stage (generation, verification, training, ...)
+    stage_seconds: Mapping[str, float]  # the run's seconds in each stage (generation, verification, training, ...)
     groups: int  # sampled groups
     groups_mixed: int  # sampled groups that were mixed
-    end_reason: str | None  # the reason if the run ended before its budget was spent; else None
+    end_reason: str | None  # why the run ended before its budget was spent; None if it did not
     path: str
-    # Title of each later phase of the objective -> cost at which the phase began.
+    # Title of each phase of the objective after the first -> cost at which it began.
     phase_begins: Mapping[str, Cost] = field(default_factory=dict)
 
 
@@ -58,12 +58,12 @@ class Arm:
     name: str  # short name
     title: str  # full name if the short name is a letter; else empty
     num_rollouts: int  # N
-    prompts_per_step: int  # groups that a step trains on
-    differs: Mapping[str, str]  # settings in which the arms differ, with this arm's values as text
-    runs: tuple[FinishedRun, ...]  # in the order of their seeds
+    prompts_per_step: int  # groups in a training step
+    differs: Mapping[str, str]  # settings that differ between arms, with this arm's values as text
+    runs: tuple[FinishedRun, ...]  # ordered by seed
 
     def phase_begins(self, unit: Unit) -> dict[str, float]:
-        """Return title of each later phase -> mean cost at which the runs began the phase."""
+        """Return title -> mean cost at which the runs began the phase, for each phase after the first."""
         titles = dict.fromkeys(title for run in self.runs for title in run.phase_begins)
         begins = {t: [r.phase_begins[t].of(unit) for r in self.runs if t in r.phase_begins] for t in titles}
         return {title: sum(costs) / len(costs) for title, costs in begins.items()}
@@ -71,21 +71,21 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Arms that start from one checkpoint."""
+    """Arms that start from the same checkpoint."""
 
-    checkpoint: str  # all runs start from this model
+    checkpoint: str  # the model that all runs start from
     unit: Unit  # unit of the budget
     budget: float  # per run
-    eval_points: tuple[float, ...]  # all runs were evaluated at these amounts, rising; the last is the budget
+    eval_points: tuple[float, ...]  # amounts at which all runs were evaluated, ascending; the last is the budget
     prompts: tuple[str, ...]  # ids of the held-out prompts, P of them
     sources: tuple[str, ...]  # the dataset of each prompt, P of them
     num_samples: int  # n, responses per prompt in each evaluation
-    ks: tuple[int, ...]  # the k of the reported pass@k, rising, each at most n
+    ks: tuple[int, ...]  # the k of the reported pass@k, ascending, each at most n
     arms: tuple[Arm, ...]  # if there are two, the second is measured against the first
-    machine: str  # processor or accelerator, and how many runs were made in parallel
-    # Number of held-out prompts not in `prompts`, because an infrastructure failure left responses unverified.
+    machine: str  # processor or accelerator, and the number of parallel runs
+    # Number of held-out prompts excluded from `prompts` because infrastructure failures left responses unverified.
     num_left_out: int = 0
-    notes: tuple[str, ...] = ()  # sentences about choices and changes of the arms and the budget
+    notes: tuple[str, ...] = ()  # sentences on how the arms and the budget were chosen or changed
 
     @property
     def ordered_by_rollouts(self) -> bool:
@@ -102,10 +102,10 @@ class Comparison:
 
 
 def score_at(run: FinishedRun, unit: Unit, spent: float) -> RunEvaluation:
-    """Return a run's first evaluation after it had spent an amount of a unit (0: the start).
+    """Return the first evaluation of a run after it spent the given amount of a unit (0: the start).
 
     Raises:
-        ValueError: If the run was not evaluated there and did not end early.
+        ValueError: If there is no such evaluation and the run did not end early.
     """
     if not run.scores:
         raise ValueError(f"the run in {run.path} has no evaluation; compare runs that were evaluated")
@@ -122,7 +122,7 @@ def score_at(run: FinishedRun, unit: Unit, spent: float) -> RunEvaluation:
 
 
 def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
-    """Return the number of correct responses to each prompt after `spent` of the budget, shape [S, P], by seed."""
+    """Return the correct responses to each prompt once `spent` of the budget is used, shape [S, P], by seed."""
     runs = sorted(arm.runs, key=lambda run: run.seed)
     if not runs:
         raise ValueError(f"arm {arm.name} has no run to compare")
@@ -130,7 +130,7 @@ def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
 
 
 def scores_at(comparison: Comparison, arm: Arm, spent: float, k: int = 1) -> FloatArray:
-    """Return an arm's pass@k on each prompt after `spent` of the budget, shape [S, P], by seed."""
+    """Return an arm's pass@k on each prompt once `spent` of the budget is used, shape [S, P], by seed."""
     return np.stack([pass_at_k(row_P, comparison.num_samples, k) for row_P in num_correct_at(comparison, arm, spent)])
 
 
@@ -143,9 +143,9 @@ def start_scores(comparison: Comparison, k: int = 1) -> FloatArray:
 
 
 def starts_by_seed(arms: Sequence[Arm]) -> list[list[RunEvaluation]]:
-    """Return the runs' first evaluations, of the checkpoint, grouped by seed.
+    """Return the runs' first evaluations, which are of the checkpoint, grouped by seed.
 
-    In all arms, runs of one seed repeat the same evaluation: same model, prompts and random numbers.
+    Across arms, runs with the same seed repeat the same evaluation: same model, prompts and random numbers.
     """
     starts: dict[int, list[RunEvaluation]] = {}
     for arm in arms:
@@ -155,12 +155,12 @@ def starts_by_seed(arms: Sequence[Arm]) -> list[list[RunEvaluation]]:
 
 
 def have_same_seeds(a: Arm, b: Arm) -> bool:
-    """Return whether two arms have runs with the same seeds, each once, so that the runs are paired."""
+    """Return whether two arms have the same seeds, each once, so their runs can be paired."""
     seeds_a, seeds_b = ([run.seed for run in arm.runs] for arm in (a, b))
     return sorted(seeds_a) == sorted(seeds_b) and len(set(seeds_a)) == len(seeds_a)
 
 
-# How a run was evaluated: the content of `held_out.json`, n and the k. SETUP names these.
+# How a run was evaluated: the content of `held_out.json`, n, and the values of k. SETUP names these.
 Setup = tuple[list[dict[str, str]], int, tuple[int, ...]]
 SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 
@@ -168,7 +168,7 @@ SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 def without_unverified(comparison: Comparison) -> Comparison:
     """Return a comparison without the prompts that have unverified responses in any evaluation of any run.
 
-    All arms then have the same prompts and the same number of responses to each, as paired differences require.
+    All arms then have the same prompts with the same number of responses each, as paired differences require.
     """
     kept = verified_prompts([score for arm in comparison.arms for run in arm.runs for score in run.scores])
     num_left_out = len(comparison.prompts) - kept.size
@@ -188,10 +188,10 @@ def without_unverified(comparison: Comparison) -> Comparison:
 
 
 def verified_prompts(scores: Sequence[RunEvaluation]) -> IntArray:
-    """Return the indices of the prompts whose responses were all verified in all evaluations.
+    """Return the indices of prompts whose responses were all verified in every evaluation.
 
     Raises:
-        UserError: If there is none.
+        UserError: If there are none.
     """
     lost_P = np.zeros(scores[0].num_correct_P.size, np.bool_)
     for score in scores:
@@ -206,10 +206,10 @@ def verified_prompts(scores: Sequence[RunEvaluation]) -> IntArray:
 
 
 def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Setup] | None:
-    """Read the scores of a run and how it was evaluated; return None if it has not spent the budget.
+    """Read a run's scores and how it was evaluated; return None if it has not spent the budget.
 
     Raises:
-        UserError: If the metrics contain no results by prompt, or the held-out prompts are missing.
+        UserError: If the metrics contain no per-prompt results, or the held-out prompts are missing.
     """
     records = RunDirectory(path).read_metrics()
     end_reason = records[-1].end_reason if records else None
@@ -247,7 +247,7 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
 
 
 def _stage_seconds(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Return the seconds of each stage, over all records."""
+    """Return the total seconds of each stage over all records."""
     stage_seconds: Counter[str] = Counter()
     for record in records:
         seconds = asdict(record.seconds) if record.seconds else {}
@@ -268,19 +268,19 @@ def _score(cost: Cost, evaluation: EvaluationRecord) -> RunEvaluation:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of an arm, started or not."""
+    """A run of an arm, whether or not it has started."""
 
     arm: str
     seed: int
-    recipe: Path  # YAML file with all settings of the run
+    recipe: Path  # YAML file with all the run's settings
     directory: Path
     budget: Budget
-    resume_with: tuple[str, ...] = ()  # options of the command that resumes the run
+    resume_with: tuple[str, ...] = ()  # options for the command that resumes the run
 
 
 @dataclass
 class RunProgress:
-    """The progress of a run, read from its metrics as they grow."""
+    """A run's progress, read from its metrics file while the run writes it."""
 
     run: PlannedRun
     spent: Cost = field(default_factory=Cost)
@@ -294,7 +294,7 @@ class RunProgress:
 
     @property
     def fraction(self) -> float:
-        """Fraction of the budget that is spent, at most 1."""
+        """Fraction of the budget spent, at most 1."""
         budget = self.run.budget
         return 1.0 if self.ended else min(self.spent.of(budget.unit) / budget.limit, 1.0)
 
@@ -309,7 +309,7 @@ class RunProgress:
             return
         with metrics.open("rb") as file:
             now = os.fstat(file.fileno())
-            if now.st_ino != self._file or now.st_size < self._offset:  # a resumed run begins with a new, shorter file
+            if now.st_ino != self._file or now.st_size < self._offset:  # a resumed run starts a new, shorter file
                 self._offset, self._file = 0, now.st_ino
                 self.spent, self.score, self.first, self.steps = Cost(), {}, {}, []
                 self.ended = self.ended_early = False

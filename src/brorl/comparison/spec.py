@@ -1,6 +1,6 @@
 """The spec of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
 
-Arguments that were not given get defaults. Contradictions and a folder with a different comparison are errors.
+Missing arguments get defaults. Contradictory arguments or a folder with a different comparison are errors.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from brorl.storage import json_ready, read_json_file, refuse_used_output, replac
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
 _DEFAULT_POINTS = 4  # evaluation points of the default arms
-_MARGIN = 1.2  # a step may take this multiple of the mean, since steps vary
-MIN_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step overshoots it only a little
+_MARGIN = 1.2  # allow a step to cost this multiple of the mean, since steps vary
+MIN_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so the last step barely overshoots it
 # Without --budget, a run gets at least these amounts and `MIN_STEPS` steps of every arm.
 _MIN_BUDGET: dict[Unit, float] = {"steps": MIN_STEPS, "seconds": 30.0, "samples": 1.0, "unique_tokens": 1.0}
-_FEW, _MANY = 16, 512  # a single recipe is compared with one of these rollouts per prompt
+_FEW, _MANY = 16, 512  # a single recipe is compared with one of these N
 _NUM_POINTS = 8
 _SEEDS = 5
-_SWEPT = "quickstart"  # recipe of a sweep without a recipe
+_SWEPT = "quickstart"  # recipe to sweep if none is given
 _ROLLOUTS = "rollouts_per_prompt"
-TRIAL = "trial-"  # folders of trial steps begin with this
-_MAX_NAME_LENGTH = 60  # longest folder name of an arm, in characters
+TRIAL = "trial-"  # prefix of folders for trial steps
+_MAX_NAME_LENGTH = 60  # maximum length of an arm's folder name, in characters
 
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """The arguments of `brorl.compare` that make a new spec. None or empty means not given."""
+    """The arguments of `brorl.compare` that define a new spec. None or empty means not given."""
 
     arms: tuple[ConfigOrPath, ...] = ()
     sweep: Mapping[str, Sequence[Any]] | None = None
@@ -63,21 +63,21 @@ class ComparisonRequest:
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """A comparison before it is run."""
+    """The definition of a comparison."""
 
     arms: tuple[ArmRecipe, ...]
     unit: Unit
     budget: float  # per run
-    eval_points: tuple[float, ...]  # every run is evaluated at these amounts; the last is the budget
+    eval_points: tuple[float, ...]  # amounts at which every run is evaluated; the last is the budget
     seeds: int  # runs per arm
-    seeds_before: tuple[int, ...] = ()  # earlier values of `seeds`, before seeds were added
-    notes: tuple[str, ...] = ()  # sentences about choices and changes
+    seeds_before: tuple[int, ...] = ()  # previous values of `seeds`, if seeds were added
+    notes: tuple[str, ...] = ()  # sentences on what was chosen or changed
     machine: str = ""  # result of `machine_of`; empty before the runs begin
-    jobs: int = 0  # runs at a time; 0 before the runs begin
-    asked_budget: float | None = None  # the budget that was given, if it was raised; None if it was not
+    jobs: int = 0  # runs in parallel; 0 before the runs begin
+    asked_budget: float | None = None  # the requested budget if it was raised, else None
 
     def runs_in(self, folder: Path) -> list[PlannedRun]:
-        """Return the runs to make, seed by seed; the first arm changes with the seed."""
+        """Return all runs, seed by seed; each seed starts with a different arm."""
         budget = Budget(self.unit, self.budget, self.eval_points)
         folders = arm_folders(self.arms)
         runs = []
@@ -121,7 +121,7 @@ class ComparisonSpec:
 
 
 def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
-    """Return arm -> folder name. It is made from the arm's name if such names are valid and unique."""
+    """Return arm -> folder name, made from the arm names if the results are valid and unique."""
     slugs = ["".join(c if c.isalnum() or c in "=.-" else "_" for c in arm.name) for arm in arms]
     plain = len({slug.lower() for slug in slugs}) == len(slugs) and max(map(len, slugs)) <= _MAX_NAME_LENGTH
     return {
@@ -131,7 +131,7 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
 
 
 def spec_in(folder: Path, arguments: ComparisonRequest) -> ComparisonSpec:
-    """Read the spec of a folder. `seeds` may add to its seeds; other arguments are rejected."""
+    """Read the spec in a folder. `seeds` may be raised; other arguments are rejected."""
     names = ("sweep", "checkpoint", "match", "budget", "eval_points")
     changed = [*(name for name in names if getattr(arguments, name)), *(arguments.overrides or ())]
     if changed:
@@ -143,7 +143,7 @@ def spec_in(folder: Path, arguments: ComparisonRequest) -> ComparisonSpec:
 
 
 def spec_for(folder: Path | None, arguments: ComparisonRequest) -> ComparisonSpec:
-    """Make the spec of a comparison in a folder that is empty or has the same comparison."""
+    """Make the spec of a comparison in a folder that is empty or contains the same comparison."""
     spec = _new_spec(arguments)
     if folder is None or not folder.exists():
         return spec
@@ -255,7 +255,7 @@ def _new_spec(arguments: ComparisonRequest) -> ComparisonSpec:
 
 
 def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
-    """Return the budget in its unit: the given budget, the last amount of --eval-points, or the least budget."""
+    """Return the budget in its unit: the given budget, the last amount in --eval-points, or the smallest budget."""
     amount_or_text = arguments.budget
     points = arguments.eval_points
     if amount_or_text is None:
@@ -279,7 +279,7 @@ def _number(text: str | float) -> float | None:
 
 
 def fit_budget(spec: ComparisonSpec, arguments: ComparisonRequest, cost_of: Mapping[str, float]) -> ComparisonSpec:
-    """Return the spec with a budget so large that a run's last step barely exceeds it, and a note if it was raised.
+    """Return the spec with a budget large enough that a run's last step barely exceeds it, and a note if it was raised.
 
     `cost_of` maps each arm to its cost per step, in the unit of the budget.
     """
@@ -309,7 +309,7 @@ def _two_digits(value: float) -> float:
 
 
 def _arms(arguments: ComparisonRequest) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]:
-    """Return the arms, and a note if they were chosen."""
+    """Return the arms, and a note if they were not given."""
     overrides = arguments.overrides or {}
     recipes = arguments.arms
     reject_owned(overrides)
@@ -337,7 +337,7 @@ def _points_of(arguments: ComparisonRequest, budget: float, unit: Unit) -> tuple
 def _eval_points(points: int | Sequence[float] | None, budget: float, unit: Unit) -> tuple[float, ...]:
     """Return the amounts at which runs are evaluated; the last is the budget.
 
-    If `points` is a number, each is sqrt(2) times the one before: 3 points of 100 are 50, 70.7 and 100.
+    If `points` is a number, each point is sqrt(2) times the previous one: 3 points up to 100 are 50, 70.7 and 100.
     """
     if points is None or isinstance(points, int):
         num_points = _NUM_POINTS if points is None else points
@@ -361,7 +361,7 @@ def _eval_points(points: int | Sequence[float] | None, budget: float, unit: Unit
 
 
 def _require_same(folder: Path, before: ComparisonSpec, now: ComparisonSpec, arguments: ComparisonRequest) -> None:
-    """Raise a UserError if a folder contains a different comparison than the arguments ask for."""
+    """Raise a UserError if the folder contains a different comparison from the requested one."""
     asked = before.budget if before.asked_budget is None else before.asked_budget
     wanted: list[tuple[str, Any, Any]] = [("unit", before.unit, now.unit)]
     wanted += [("budget", asked, now.budget)] if arguments.budget is not None else []

@@ -1,6 +1,6 @@
-"""The tables of a comparison, in the layout of the paper's tables.
+"""The tables of a comparison, laid out like the paper's.
 
-Only the record contains every evaluation of every run on every prompt.
+Per-prompt results for every evaluation of every run are only in the record.
 
 Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 """
@@ -17,7 +17,7 @@ from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, plain, short, short_time, signed
 from brorl.table import Table
 
-_MAX_VALUE_LENGTH = 9  # if a value is longer, in characters, the table of settings has a row per arm
+_MAX_VALUE_LENGTH = 9  # with longer values (in characters), the settings table has one row per arm
 
 
 def tables_of(results: ComparisonResults) -> list[Table]:
@@ -35,7 +35,7 @@ def tables_of(results: ComparisonResults) -> list[Table]:
         *(source_table(results, k) for k in results.end_ks if results.sources),
         solved_table(results),
     ]
-    if results.key:  # the letters are explained early
+    if results.key:  # explain the letters early
         return [first[0], *settings, *first[1:], *further]
     return [*first, *further, *settings]
 
@@ -99,7 +99,7 @@ def use_table(results: ComparisonResults) -> Table:
 
 
 def pair_table(results: ComparisonResults) -> Table:
-    """Make the table of pass@k of two arms."""
+    """Make the table that compares the pass@k of two arms."""
     assert results.pair is not None
     a, b = results.names
     rows = []
@@ -145,7 +145,7 @@ def _test(test: TTest | None) -> tuple[str, str, str]:
 
 
 def _marked(difference: Estimate, corrected: CorrectedInterval, digits: int = 3) -> str:
-    """Return a difference with its own 95% interval, and a mark if it is shown."""
+    """Return a difference with its uncorrected 95% interval, and a mark if the difference is shown."""
     mark = "" if conclusion_of(difference) == "no difference shown" else " *"
     if corrected.num_intervals > 1 and corrected.conclusion != "no difference shown":
         mark = " **"
@@ -153,7 +153,7 @@ def _marked(difference: Estimate, corrected: CorrectedInterval, digits: int = 3)
 
 
 def _marks_note(num_intervals: int) -> str:
-    """Explain the marks in a table with this number of differences."""
+    """Explain the marks in a table with this many differences."""
     own = "Marks: * the difference's own 95% interval, as printed, excludes 0"
     if num_intervals == 1:
         return f"{own}."
@@ -168,7 +168,7 @@ def _values(estimates: Iterable[Estimate]) -> tuple[str, ...]:
 
 
 def equal_table(results: ComparisonResults) -> Table:
-    """Make the table of every later arm minus the first at equal cost, in every unit."""
+    """Make the table of differences from the first arm at equal cost, in every unit."""
     first = results.names[0]
     rows = []
     num_intervals = sum(d is not None for row in results.at_equal_cost for d in row.differences.values())
@@ -254,13 +254,13 @@ def solved_table(results: ComparisonResults) -> Table:
 
 
 def spread_text(values: Spread) -> str:
-    """Return a mean over runs with its range, or the number that all runs have."""
+    """Return the mean over runs with its range, or just the value if all runs agree."""
     low, high = (f"{v:,.0f}" if v == round(v) else f"{v:,.1f}" for v in (values.least, values.most))
     return low if values.least == values.most else f"{values.mean:,.1f} ({low}-{high})"
 
 
 def settings_table(results: ComparisonResults) -> Table:
-    """Make the table of the settings in which the arms differ; long values get one row per arm."""
+    """Make the table of settings that differ between arms; with long values, it has one row per arm."""
     arms = results.comparison.arms
     title = "Settings in which the arms differ"
     values = [_shown_settings(arm) for arm in arms]
@@ -277,6 +277,6 @@ def settings_table(results: ComparisonResults) -> Table:
 
 
 def _shown_settings(arm: Arm) -> dict[str, str]:
-    """Return the settings in which an arm differs, and its recipe, unless its title already repeats them all."""
+    """Return the settings in which an arm differs, and its recipe, unless its title already contains them all."""
     repeated = all(f"{name.rpartition('.')[2]}={value}" in arm.title for name, value in arm.differs.items())
     return {**({} if not arm.title or repeated else {"recipe": arm.title}), **arm.differs}

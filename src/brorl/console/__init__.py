@@ -1,1 +1,1 @@
-"""Terminal output of the commands: one live line during the work, tables at the end."""
+"""Terminal output of the commands: one live line while they work, tables at the end."""

@@ -1,4 +1,4 @@
-"""Show the progress of a training run on the screen and in `run.log`: one line per step."""
+"""Show a training run's progress on the screen and in `run.log`, one line per step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from brorl.runs.step_record import KeptRecord, SamplingRecord, SecondsRecord, St
 
 _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
-_UNVERIFIED_FRACTION = 0.01  # warn if a larger fraction of a step's rollouts is unverified
+_UNVERIFIED_FRACTION = 0.01  # warn if more of a step's rollouts are unverified
 _STEPS_PER_WARNING = 10
-_TRUNCATED_FRACTION = 1 / 3  # warn if a larger fraction of the rollouts is truncated at the length limit
+_TRUNCATED_FRACTION = 1 / 3  # warn if more of the rollouts are truncated at the length limit
 _GAP = "  "
-_INDENT = " " * 7  # of the notes on a step
+_INDENT = " " * 7  # for notes on a step
 
 
 class TrainingProgress:
-    """Writes one line per step. The run ends after its `steps` (None: no limit) or when its budget is spent."""
+    """Writes one line per step. A run ends after `steps` steps (None: no limit) or when its budget is spent."""
 
     def __init__(self, steps: int | None, budget: Budget, screen: Screen) -> None:
         self._steps, self._budget, self._screen = steps, budget, screen
@@ -36,15 +36,15 @@ class TrainingProgress:
         self._fraction_at_start = 0.0
         self._carried = 0
         self._num_lines = 0
-        self._warned: dict[str, int] = {}  # kind of warning -> step at which it was last shown
+        self._warned: dict[str, int] = {}  # kind of warning -> step that last showed it
 
     def recall(self, past: Sequence[StepRecord]) -> None:
-        """Restore the metrics of the steps before a resume."""
+        """Restore the metrics of steps before a resume."""
         self._spent = total_cost(past)
         self._carried = next((record.kept.carried for record in reversed(past) if record.kept), 0)
 
     def observe(self, activity: Activity) -> None:
-        """Update the status line; at rounds 3, 4, 6, 10, ... of a step also write a line."""
+        """Update the status line; at rounds 3, 4, 6, 10, ... of a step, also write a line."""
         self._screen.observe(activity)
         if isinstance(activity, Round) and activity.number > 2 and (activity.number - 2).bit_count() == 1:
             so_far = f"{activity.groups} of {activity.wanted} mixed groups so far"
@@ -52,7 +52,7 @@ class TrainingProgress:
             self._warn(activity.step, {"cut": truncation_warning(activity.truncation_rate)})
 
     def show(self, record: StepRecord) -> None:
-        """Write the line of a step or of an evaluation, and notes on anything unusual in it."""
+        """Write the line for a step or an evaluation, and notes on anything unusual."""
         self._spent += record.cost
         if self._start is None:
             self._start, self._fraction_at_start = perf_counter(), self._fraction_done()
@@ -84,7 +84,7 @@ class TrainingProgress:
         self._screen.echo(self._step_lines.line(record, carried, self._time_left()))
 
     def _warn(self, step: int, lines: Mapping[str, str | None]) -> None:
-        """Write warnings by their kind, each kind at most once in ten steps."""
+        """Write the given warnings, each kind at most once every ten steps."""
         for kind, line in lines.items():
             if line is not None and step >= self._warned.get(kind, -_STEPS_PER_WARNING) + _STEPS_PER_WARNING:
                 self._warned[kind] = step
@@ -102,7 +102,7 @@ class TrainingProgress:
 
 
 def step_notes(record: StepRecord) -> list[str]:
-    """Return a line on each unusual event of a step."""
+    """Return one line for each unusual event in a step."""
     lines = []
     evaluation = record.evaluation
     for measured, where in (
@@ -139,7 +139,7 @@ def step_notes(record: StepRecord) -> list[str]:
 
 
 def warnings(record: StepRecord) -> dict[str, str | None]:
-    """Return warnings about truncated rollouts, more than 1% unverified rollouts, and stopped programs."""
+    """Return warnings about truncated rollouts, unverified rollouts (more than 1%), and stopped programs."""
     sampling = record.sampling
     if sampling is None:
         return {}
@@ -160,7 +160,7 @@ def warnings(record: StepRecord) -> dict[str, str | None]:
 
 
 def truncation_warning(fraction: float, tools: bool = False) -> str | None:
-    """Return a warning if more than a third of some rollouts were truncated at the length limit."""
+    """Return a warning if more than a third of the rollouts were truncated at the length limit."""
     if not fraction > _TRUNCATED_FRACTION:
         return None
     tool_advice = "; tools.max_turns and tools.max_response_tokens truncate rollouts too" if tools else ""
@@ -173,12 +173,12 @@ def truncation_warning(fraction: float, tools: bool = False) -> str | None:
 class _Column(NamedTuple):
     head: str
     width: int
-    rank: int  # a narrow terminal drops the column with the highest rank first
+    rank: int  # narrow terminals drop the highest rank first
     legend: str = ""
     style: str = ""
 
 
-_TURNS = "turns"  # the column of runs with tools
+_TURNS = "turns"  # shown only in runs with tools
 _COLUMNS = (
     _Column("step", 5, 0),
     _Column("reward", 6, 1),
@@ -221,7 +221,7 @@ def _cells(record: StepRecord, carried: int, left: str) -> list[str]:
 class StepLines:
     """Makes lines of at most `width` characters. `header` contains the column heads; `legend` explains some of them.
 
-    A narrow terminal drops the least important columns.
+    The least important columns are dropped on a narrow terminal.
     """
 
     def __init__(self, width: int, tools: bool = False) -> None:
@@ -234,6 +234,6 @@ class StepLines:
         self.legend = join_fitting([c.legend for c in shown if c.legend] or [""], width, "; ")
 
     def line(self, record: StepRecord, carried: int, left: str) -> Text:
-        """Return the line of a step; `carried` of its groups come from earlier steps."""
+        """Return the line for a step; `carried` of its groups come from earlier steps."""
         cells = zip(_COLUMNS, _cells(record, carried, left), strict=True)
         return Text(_GAP).join(Text(text.rjust(c.width), style=c.style) for c, text in cells if c in self._shown)

@@ -1,8 +1,8 @@
 """Write a command's output to a terminal, file or pipe, with a status line.
 
-A terminal shows the permanent lines above one live status line, and a notebook shows them below it. A file or pipe gets
-the permanent lines, and the status line after every 30 seconds without output. A log file gets only the permanent
-lines, without control characters.
+A terminal shows permanent lines above a live status line, and a notebook shows them below it. A file or pipe gets the
+permanent lines, plus the status line after every 30 seconds without output. A log file gets only the permanent lines,
+without control characters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from brorl.format import duration
 from brorl.storage import storage_errors
 from brorl.table import Table
 
-STAGE_NAMES = {  # name in the metrics -> word for users
+STAGE_NAMES = {  # name in the metrics -> name shown to users
     "generation": "sampling",
     "verification": "verifying",
     "training": "learning",
@@ -38,12 +38,12 @@ STAGE_NAMES = {  # name in the metrics -> word for users
     "storing": "saving",
 }
 _RECENT_STEPS = 5
-_MIN_FRACTION = 0.05  # once this fraction of the rollouts has finished, it predicts the time of the rest
+_MIN_FRACTION = 0.05  # of rollouts that must finish before they predict the time for the rest
 
 
 @dataclass(frozen=True)
 class _CurrentWork:
-    """The current work. A change replaces the whole object, so no thread reads a mixture of two states."""
+    """The current work. Every change replaces the whole object, so threads never see a mix of two states."""
 
     stage: Stage
     stage_start: float
@@ -68,18 +68,18 @@ class _CurrentWork:
 class StatusLine:
     """Observes a run, and describes its current work in one line.
 
-    It shows the time left if an earlier step or evaluation, or the finished fraction of the rollouts, predicts it.
+    The time left is shown if it can be predicted from an earlier step or evaluation, or from the finished rollouts.
     """
 
     def __init__(self, stage: Stage, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._now = _CurrentWork(stage, clock())
-        self._stage_seconds: dict[str, float] = {}  # stage -> seconds that it took last time
+        self._stage_seconds: dict[str, float] = {}  # stage -> seconds it took last time
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._saved_step: int | None = None
 
     def start_training(self, saved_step: int) -> None:
-        """Prepare for the steps of a run after its last checkpoint (0 without one)."""
+        """Prepare for the steps after a run's last checkpoint, at `saved_step` (0 without one)."""
         self._saved_step = saved_step
 
     def observe(self, activity: Activity) -> None:
@@ -109,13 +109,13 @@ class StatusLine:
             self._saved_step = now.step
 
     def line(self, width: int | None = None) -> str:
-        """Return the status line; if it is wider than `width`, the least important details are dropped."""
+        """Return the status line, without the least important details if it would exceed `width`."""
         now, time = self._now, self._clock()
         head = f"{now.title} for {duration(time - now.stage_start)}"
         return join_fitting([head, *self._details(now, time)], width)
 
     def stop_answer(self, discards: bool) -> str:
-        """Return the answer to a stop request; `discards`: whether the current work is lost."""
+        """Return the reply to a stop request; `discards`: whether the current work is lost."""
         now = self._now
         step = now.step
         if step is None:
@@ -132,7 +132,7 @@ class StatusLine:
         return f"finishing {current}, then saving; Ctrl-C again stops now and discards {lost}"
 
     def _details(self, now: _CurrentWork, time: float) -> list[str]:
-        """Return the progress and the time left, the most important detail first."""
+        """Return the progress and the time left, most important first."""
         details = []
         if now.stage.detail and now.stage.name == "evaluating":
             details.append(now.stage.detail)
@@ -169,7 +169,7 @@ class StatusLine:
 
 
 def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ") -> str:
-    """Join as many of the first parts as fit in `width` characters (None: no limit)."""
+    """Join as many leading parts as fit in `width` characters (None: no limit)."""
     line, *more = parts
     for part in more:
         longer = f"{line}{separator}{part}"
@@ -179,19 +179,19 @@ def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ")
     return line[:width]
 
 
-WIDTH = 100  # line width of a file, a pipe and a notebook
+WIDTH = 100  # line width in files, pipes and notebooks
 QUIET_S = 30.0  # after this many seconds without output, a file or pipe gets the status line
 _REFRESHES_PER_S = 4
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a notebook kernel, where a result shows itself and is not printed."""
+    """Return whether this process is a notebook kernel, which displays results without printing them."""
     return Console().is_jupyter
 
 
 def text_console(file: IO[str] | None = None, quiet: bool = False) -> Console:
-    """Return a console that writes text; for a notebook, rich would repeat every line as an HTML element."""
-    is_plain = file is not None or in_notebook()  # a notebook claims to be a terminal
+    """Return a plain-text console. In a notebook, rich would otherwise repeat every line as an HTML element."""
+    is_plain = file is not None or in_notebook()  # rich treats a notebook as a terminal
     return Console(
         file=file, quiet=quiet, highlight=False, no_color=is_plain or None, force_jupyter=False,
         force_terminal=False if is_plain else None, width=WIDTH if is_plain else None,
@@ -199,14 +199,14 @@ def text_console(file: IO[str] | None = None, quiet: bool = False) -> Console:
 
 
 class Screen:
-    """Writes permanent lines and, inside its `with` block, the status line; if silent, only the log file."""
+    """Writes permanent lines and, inside its `with` block, the status line. If silent, it writes only the log file."""
 
     def __init__(self, silent: bool = False) -> None:
         self.console = text_console(quiet=silent)
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.status = StatusLine(Stage("starting"))
-        self.describe: Callable[[int | None], str] = self.status.line  # makes the status line, for a width
+        self.describe: Callable[[int | None], str] = self.status.line  # returns the status line for a width
         self._log_file: Path | None = None
         self._lock = threading.RLock()
         self._last_output = monotonic()
@@ -214,7 +214,7 @@ class Screen:
         self._thread: threading.Thread | None = None
         self._live: Live | None = None
         self._spinner = Spinner("line", style="dim")
-        self.ending = "ended"  # the final status line of a notebook, after the block
+        self.ending = "ended"  # final status line in a notebook, after the block
 
     def __enter__(self) -> Self:
         if in_notebook() and not self.console.quiet:
@@ -242,7 +242,7 @@ class Screen:
             self._live.stop()
 
     def log_to(self, file: Path) -> None:
-        """Append all permanent lines from now on to a file."""
+        """From now on, also append all permanent lines to a file."""
         self._log_file = file
 
     def observe(self, activity: Activity) -> None:
@@ -250,7 +250,7 @@ class Screen:
         self.status.observe(activity)
 
     def echo(self, text: str | Text, is_command: bool = False) -> None:
-        """Write a line. With `is_command`, a narrow terminal does not wrap it, so that the command can be copied."""
+        """Write a line. With `is_command`, it is not wrapped on a narrow terminal, so the command can be copied."""
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
     def dim(self, text: str) -> None:
@@ -258,12 +258,12 @@ class Screen:
         self.echo(Text(text, style="dim"))
 
     def show(self, table: Table) -> None:
-        """Write an empty line and a table."""
+        """Write a blank line and a table."""
         self._write("", table, wraps=True)
 
     def answer_stop(self, discards: bool) -> None:
-        """Write the answer to a stop request; any thread may call this."""
-        with suppress(StorageError):  # the main thread reports a full disk
+        """Write the reply to a stop request; any thread may call this."""
+        with suppress(StorageError):  # the main thread will report a full disk
             self.echo(Text(self.status.stop_answer(discards), style="bold"))
 
     def _write(self, *parts: str | Text | Table, wraps: bool) -> None:
@@ -274,10 +274,10 @@ class Screen:
             self.log(*parts)
 
     def _print(self, part: str | Text | Table, wraps: bool) -> None:
-        """Print a part. Work that has a log file continues if nobody reads the output or its disk is full."""
+        """Print a part. If there is a log file, a closed pipe or full disk at the output does not stop the work."""
         try:
             self.console.print(part, soft_wrap=not wraps, markup=False, emoji=False)
-        except (SystemExit, OSError) as error:  # rich exits if the reader of a pipe has closed it
+        except (SystemExit, OSError) as error:  # rich exits if the pipe's reader has closed it
             if self._log_file is None:
                 raise
             self.console.quiet = True
@@ -300,7 +300,7 @@ class Screen:
         return self._spinner
 
     def _show_in_notebook(self) -> None:
-        """Keep one output of the notebook cell up to date."""
+        """Keep the status line in the notebook cell's output up to date."""
         from IPython.display import display
 
         def shown(line: str) -> dict[str, str]:

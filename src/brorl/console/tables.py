@@ -1,4 +1,4 @@
-"""The tables (at most 80 columns) and lines at the end of a run."""
+"""The tables (at most 80 columns) and lines shown at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LAST_STEPS = 25
 
 
 def result_tables(records: Sequence[StepRecord]) -> list[Table]:
-    """Make the tables of a run, without empty ones."""
+    """Make a run's tables, leaving out empty ones."""
     return [table for table in (outcome_table(records), coverage_table(records), cost_table(records)) if table.rows]
 
 
 def outcome_table(records: Sequence[StepRecord]) -> Table:
-    """Return the held-out results before and after training, with 95% intervals; no rows without two evaluations."""
+    """Return the held-out results before and after training, with 95% intervals; empty without two evaluations."""
     evaluations = [record.evaluation for record in records if record.evaluation]
     rows = []
     columns = ["", "before", "after", "change"]
@@ -35,7 +35,7 @@ def outcome_table(records: Sequence[StepRecord]) -> Table:
         compared = [(f"pass@{k}", before, last.pass_at[k]) for k, before in first.pass_at.items()]
         for source, before_at in first.by_source.items():
             ks = dict.fromkeys((min(before_at), max(before_at)))
-            if source in last.by_source:  # missing if too few of the source's responses were verified
+            if source in last.by_source:  # absent if too few of the source's responses were verified
                 compared += [(f"  {source} pass@{k}", before_at[k], last.by_source[source][k]) for k in ks]
         averages = [record.ema_evaluation.pass_at for record in records if record.ema_evaluation]
         for k, after in averages[-1].items() if averages else ():
@@ -50,9 +50,9 @@ def outcome_table(records: Sequence[StepRecord]) -> Table:
 
 
 def coverage_table(records: Sequence[StepRecord]) -> Table:
-    """Return a table that estimates, from the run's last rollouts, the mixed fraction and the coverage at other N.
+    """Return a table that estimates the mixed fraction and the coverage at other N from the run's last rollouts.
 
-    The table has no rows if no step has an estimate.
+    The table is empty if no step has an estimate.
     """
     steps = [(r.sampling.groups, r.coverage.pooled) for r in records if r.sampling and r.coverage][-_LAST_STEPS:]
     title = f"Other numbers of rollouts per prompt (last {len(steps)} steps)"
@@ -81,8 +81,8 @@ def _coverage_by_n(
 ) -> tuple[int, dict[int, tuple[float | None, float | None]]]:
     """Return the run's N, and N -> (fraction of mixed groups, fraction of the correct mass that is sampled).
 
-    Steps are (groups, pooled coverage). A mixed fraction is None beyond the run's N, a sampled fraction is None at
-    every N if no step has an estimate. The dictionary is empty if no step has a mixed fraction.
+    `steps` has (groups, pooled coverage) pairs. Mixed fractions are None above the run's N. Sampled fractions are None
+    if no step has an estimate. The dictionary is empty if no step has a mixed fraction.
     """
     mixed_steps = [(groups, pooled.mixed_fraction_at) for groups, pooled in steps if pooled.mixed_fraction_at]
     if not mixed_steps:
@@ -102,12 +102,12 @@ def _coverage_by_n(
 
 
 def _num_updates(records: Sequence[StepRecord]) -> int:
-    """Count the steps with an update; an attempt without a mixed group makes none."""
+    """Count the steps that made an update; a step without mixed groups makes none."""
     return sum(record.update is not None for record in records)
 
 
 def cost_table(records: Sequence[StepRecord]) -> Table:
-    """Return a table of samples, tokens saved by the tree, and seconds per stage; no rows without a step."""
+    """Return a table of samples, tokens saved by the tree, and seconds per stage; empty without a step."""
     steps = [record.sampling for record in records if record.sampling]
     if not steps:
         return Table("Cost", ("", "", ""), ())
@@ -147,7 +147,7 @@ def cost_table(records: Sequence[StepRecord]) -> Table:
 
 
 def held_out_check_lines(records: Sequence[StepRecord]) -> list[str]:
-    """Return a line on how the checked updates changed the probability of correct responses, if any was checked."""
+    """Return a line on how the checked updates changed the probability of correct responses, if any were checked."""
     checks = [check for record in records if (check := record.held_out_check) and check.change is not None]
     if not checks:
         return []
@@ -168,7 +168,7 @@ def held_out_check_lines(records: Sequence[StepRecord]) -> list[str]:
 
 
 def pass_at_line(evaluation: EvaluationRecord) -> str:
-    """Return all pass@k of an evaluation on one line."""
+    """Return every pass@k of an evaluation on one line."""
     parts = [f"pass@{k} {interval(estimate)}" for k, estimate in evaluation.pass_at.items()]
     return f"{', '.join(parts)} ({evaluation.num_prompts} prompts x {evaluation.num_samples} samples)"
 

@@ -1,6 +1,6 @@
-"""The charts of the page, with texts from `charts.toml`. A chart without numbers states the reason.
+"""The charts on the page, with text from `charts.toml`. A chart without data states the reason.
 
-The browser adds colors and x values: `meta` of a trace names the run, its records, and the role of its color.
+The browser adds colors and x values: a trace's `meta` identifies the run, its records, and the role of its color.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from brorl.runs.step_record import EvaluationRecord, PooledCoverage, StepRecord
 
 LAST_STEPS = 25
 _DASHES = ("solid", "dot", "dash", "dashdot")
-_CURVES = 5  # pass@k curves of a single run
-_POINT_SIZE = 6.0  # pixels, the diameter of a point that is one prompt
-_PROMPTS_SHOWN = 3  # of a point, when the reader hovers over it
-_FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own bar in the histogram
+_CURVES = 5  # pass@k curves for a single run
+_POINT_SIZE = 6.0  # diameter in pixels of a point for one prompt
+_PROMPTS_SHOWN = 3  # when the reader hovers over a point
+_FEW_ROLLOUTS = 32  # up to this N, the histogram has a bar for each number of correct rollouts
 
 Trace = dict[str, Any]
-# The path of a number in a record: dotted, or a tuple if its parts contain dots or are numbers. Two paths are a ratio,
-# three a value and its interval.
+# The path to a number in a record: dotted, or a tuple if its parts contain dots or are numbers. Two paths form a ratio;
+# three are a value and the ends of its interval.
 MetricPath = str | tuple[str | int, ...]
 Quantity = str | Sequence[MetricPath]
 
 
 def metric_lines(runs: Sequence[StoredRun], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
-    """Return a line for each run and each quantity that its metrics contain; the keys are labels for the legend."""
+    """Return a line for each run and each quantity in its metrics; the keys of `quantities` are legend labels."""
     traces = []
     for i, run in enumerate(runs):
         for j, (label, quantity) in enumerate(quantities.items()):
@@ -52,7 +52,7 @@ def metric_lines(runs: Sequence[StoredRun], quantities: Mapping[str, Quantity]) 
 
 
 def _values(record: StepRecord, quantity: Quantity) -> list[float]:
-    """Return a quantity, with the ends of its interval if it has one; empty if the record lacks a part of it.
+    """Return a quantity, with the ends of its interval if it has one; empty if any part is missing from the record.
 
     A step that used only carried groups sampled nothing, so it has no means over rollouts.
     """
@@ -78,7 +78,7 @@ def _number(record: StepRecord, path: Sequence[str | int]) -> float | None:
 
 
 def run_line(runs: Sequence[StoredRun], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
-    """Return a line of quantity `j` over the course of run `i`, at some of its metrics records."""
+    """Return a line of quantity `j` over the course of run `i`; points are (index of the metrics record, value)."""
     several = len(runs) > 1
     return {
         "type": "scatter",
@@ -91,7 +91,7 @@ def run_line(runs: Sequence[StoredRun], i: int, label: str, j: int, points: Sequ
 
 
 def _scatter(name: str, x: Sequence[float], y: Sequence[float], color: str, mode: str = "lines+markers") -> Trace:
-    """Return a trace with its own x values."""
+    """Return a trace with explicit x values."""
     return {"type": "scatter", "mode": mode, "name": plotly_text(name), "x": x, "y": y, "meta": {"color": color}}
 
 
@@ -104,7 +104,7 @@ def _with_bars(trace: Trace, ends: Sequence[Sequence[float]]) -> Trace:
 
 
 def smoothed(runs: Sequence[StoredRun], traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    """Return each line thin and pale, with its moving mean in bold; lines of few points stay unchanged."""
+    """Make each line thin and pale and add its moving mean in bold; lines with few points are unchanged."""
     made: list[Trace] = []
     for trace in traces:
         y = trace["y"]
@@ -139,7 +139,7 @@ def pass_at_curves(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def _pass_at_curve(evaluation: EvaluationRecord, name: str, color: str, dash: str) -> list[Trace]:
-    """Return points with intervals at the reported k, and if counts are stored, a line through more k."""
+    """Return points with intervals at the reported k and, if counts are stored, a line through more values of k."""
     rows = sorted((k, p.value, p.low, p.high) for k, p in evaluation.pass_at.items())
     shared = {"line": {"width": 2, "dash": dash}, "legendgroup": plotly_text(name)}
     points = _scatter(name, [r[0] for r in rows], [r[1] for r in rows], color) | shared
@@ -161,9 +161,9 @@ def _verified(evaluation: EvaluationRecord) -> NDArray[np.int64]:
 
 
 def held_out_points(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
-    """Return each held-out prompt's fraction of correct responses at the first and at the last evaluation.
+    """Return each held-out prompt's fraction of correct responses at the first and last evaluations.
 
-    Prompts with the same two fractions are one point, whose area is the number of prompts.
+    Prompts with the same two fractions share a point, whose area is proportional to their number.
     """
     traces = []
     for i, run in enumerate(runs):
@@ -186,7 +186,7 @@ def held_out_points(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def _differing(texts: Sequence[str]) -> list[str]:
-    """Return the prompts without their shared beginning and end: the system prompt and the template."""
+    """Strip the prompts' common beginning and end, such as the system prompt and the template."""
     if len(texts) < 2:
         return list(texts)
     start = _common(texts)
@@ -195,20 +195,20 @@ def _differing(texts: Sequence[str]) -> list[str]:
 
 
 def _common(texts: Sequence[str]) -> int:
-    """Return the length of the common prefix of all texts, which is that of the first and the last in order."""
+    """Return the length of the longest common prefix, which the first and last text in sorted order determine."""
     low, high = min(texts), max(texts)
     return next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
 
 
 def _prompts_text(questions: Sequence[str], prompts: Sequence[int]) -> str:
-    """Return the number of some held-out prompts, and the ends of the first prompts if they are known."""
+    """Return the number of the given held-out prompts, and the ends of the first few if known."""
     shown = [questions[prompt].strip()[-80:] for prompt in prompts[:_PROMPTS_SHOWN]] if questions else []
     lines = [counted(len(prompts), "prompt"), *(plotly_text(visible_text(text, one_line=True)) for text in shown)]
     return "<br>".join(lines + ["..."] * (0 < len(shown) < len(prompts)))
 
 
 def mixed_lines(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
-    """Return the fraction of mixed groups by step, and the fractions that smaller N would have found."""
+    """Return the fraction of mixed groups by step, and what it would have been with smaller N."""
     several = len(runs) > 1
     traces = list(metric_lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
     for i, run in enumerate(runs):
@@ -221,19 +221,19 @@ def mixed_lines(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
                 trace = run_line(runs, i, f"N = {n}", 1, points)
                 trace["meta"]["color"] = f"run:{i}"
                 traces.append(trace)
-    if not several:  # ordered by N, with all rollouts last
+    if not several:  # order by N, with all rollouts last
         for place, trace in enumerate([*traces[1:], *traces[:1]], 1):
             trace["meta"]["color"] = sequence_color(place, len(traces))
     return tuple(traces)
 
 
 def sequence_color(place: int, number: int) -> str:
-    """Return the color role of a line by its place among ordered lines, from 1; a single line gets the last color."""
+    """Return the color role of a line by its place (from 1) among ordered lines; a single line gets the last color."""
     return f"sequence:{(place - 1) / (number - 1) if number > 1 else 1.0:.3f}"
 
 
 def against_n(runs: Sequence[StoredRun], name: str, label: str) -> tuple[Trace, ...]:
-    """Return a pooled number of the coverage by N, averaged over the groups of the last steps."""
+    """Return a pooled coverage estimate by N, averaged over the groups of the last steps."""
     traces = []
     for i, run in enumerate(runs):
         steps = [(r.sampling.groups, getattr(r.coverage.pooled, name)) for r in run.steps if r.sampling and r.coverage]
@@ -248,9 +248,9 @@ def against_n(runs: Sequence[StoredRun], name: str, label: str) -> tuple[Trace, 
 
 
 def success_histogram(runs: Sequence[StoredRun]) -> dict[str, Any] | None:
-    """Count the prompts of each step by their number or fraction of correct rollouts; None if nothing was measured.
+    """Count each step's prompts by their number or fraction of correct rollouts; None if there is no data.
 
-    The B bars have `labels`; each run has `steps`, and `counts` of shape [steps, B].
+    `labels` names the B bars; each run has `steps`, and `counts` of shape [steps, B].
     """
     measured = [
         [
@@ -269,7 +269,7 @@ def success_histogram(runs: Sequence[StoredRun]) -> dict[str, Any] | None:
     labels = [str(k) for k in range(maximum + 1)] if single else fractions
 
     def count(num_correct: NDArray[np.int64], num_rollouts: NDArray[np.int64]) -> list[int]:
-        # A tenth includes its upper end; the last bar counts prompts with correct rollouts only.
+        # Each tenth includes its upper end; the last bar counts prompts whose rollouts are all correct.
         tenth = -(-10 * num_correct // num_rollouts) + (num_correct == num_rollouts)
         counts: list[int] = np.bincount(num_correct if single else tenth, minlength=len(labels)).tolist()
         return counts
@@ -280,7 +280,7 @@ def success_histogram(runs: Sequence[StoredRun]) -> dict[str, Any] | None:
 
 
 def plotly_text(text: str) -> str:
-    """Return text with HTML escaped: plotly interprets some HTML in its texts."""
+    """Escape HTML, because plotly interprets some of it in text."""
     return escape(text, quote=False)
 
 
@@ -289,21 +289,21 @@ _STAGES = ("generation", "verification", "training", "diagnostics", "storing")
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the page, or the reason why it is empty."""
+    """A chart on the page, or the reason it is empty."""
 
     name: str  # its id on the page
     title: str
     explanation: str
     traces: tuple[Trace, ...]
     empty: str
-    layout: dict[str, Any]  # of plotly, without colors
-    by_progress: bool  # whether x is the course of the run, in a unit that the reader chooses
+    layout: dict[str, Any]  # plotly layout, without colors
+    by_progress: bool  # whether x is the run's progress, in a unit chosen by the reader
     marks: bool  # whether reference resets and phase starts are marked
-    histogram: dict[str, Any] | None = None  # counts by step; a slider chooses the step
+    histogram: dict[str, Any] | None = None  # counts by step, for a slider over steps
 
 
 def charts_of(runs: Sequence[StoredRun]) -> dict[str, list[Chart]]:
-    """Return the charts of some runs by page section, as `charts.toml` lists them."""
+    """Return the runs' charts by page section, in the order of `charts.toml`."""
     sections: dict[str, list[Chart]] = {}
     for name, texts in tomllib.loads(resource("charts.toml")).items():
         chart = _chart(runs, name, texts)
@@ -313,7 +313,7 @@ def charts_of(runs: Sequence[StoredRun]) -> dict[str, list[Chart]]:
 
 
 def _chart(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any]) -> Chart:
-    """Return a chart with the lines and texts of `charts.toml`, changed by its entry in `_SPECIAL`."""
+    """Return a chart with the lines and text from `charts.toml`, changed by its entry in `_SPECIAL`."""
     k = max((k for run in runs for r in run.evaluations if r.evaluation for k in r.evaluation.pass_at), default=1)
     special = _SPECIAL.get(name, _Special())
     title, explanation, y = (texts[key].format(k=k, last=LAST_STEPS) for key in ("title", "explanation", "y"))
@@ -337,7 +337,7 @@ def _chart(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any]) -> Ch
 
 
 def _calls(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
-    """Return the calls and the failed calls per rollout of a step."""
+    """Return each step's calls and failed calls per rollout."""
     drawn: list[Trace] = []
     for i, run in enumerate(runs):
         sizes = ((at, r.tools, r.sampling.samples if r.sampling else 0) for at, r in enumerate(run.records))
@@ -348,7 +348,7 @@ def _calls(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def _seconds(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
-    """Return the seconds of each stage: stacked over the steps of one run, or as means of several runs."""
+    """Return the seconds of each stage, stacked by step for one run, or as means for several runs."""
     drawn: list[Trace] = []
     timed = [run for run in runs if run.steps]
     for j, stage in enumerate(_STAGES):
@@ -367,7 +367,7 @@ def _seconds(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def _pass_at(runs: Sequence[StoredRun], k: int) -> dict[str, Quantity]:
-    """Return the paths in a record of pass@k of the weights, and of averaged weights if there are any."""
+    """Return the record paths of pass@k for the weights, and for averaged weights if there are any."""
     quantities = {f"pass@{k} with 95% interval": _estimate("pass_at", k)}
     if any(record.ema_evaluation for run in runs for record in run.records):
         quantities["averaged weights"] = _estimate("pass_at", k, of="ema_evaluation")
@@ -375,7 +375,7 @@ def _pass_at(runs: Sequence[StoredRun], k: int) -> dict[str, Quantity]:
 
 
 def _estimate(*path: str | int, of: str = "evaluation") -> Quantity:
-    """Return the paths in a record of the value and the ends of an estimate."""
+    """Return the record paths of an estimate's value and interval ends."""
     return [(of, *path, end) for end in ("value", "low", "high")]
 
 
@@ -399,7 +399,7 @@ def _needs_two_evaluations(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
 
 
 def _without_zeros(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
-    """Replace lines that are 0 at every step by a sentence."""
+    """Replace lines that are 0 at every step with a sentence."""
     steps = sum(len(run.steps) for run in runs)
     if not steps or any(value for trace in chart.traces for value in trace["y"]):
         return chart
@@ -407,7 +407,7 @@ def _without_zeros(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
 
 
 def _by_run(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
-    """Show several runs side by side, with the means of their steps."""
+    """Show several runs side by side, with means over their steps."""
     if len(runs) <= 1:
         return chart
     layout = chart.layout | {"barmode": "stack", "xaxis": {"type": "category"}}
@@ -418,7 +418,7 @@ def _by_run(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
 class _Special:
     """How a chart differs from its entry in `charts.toml`."""
 
-    traces: Callable[[Sequence[StoredRun], int], tuple[Trace, ...]] | None = None  # from runs and the largest k
+    traces: Callable[[Sequence[StoredRun], int], tuple[Trace, ...]] | None = None  # from the runs and the largest k
     change: Callable[[Chart, Sequence[StoredRun]], Chart] | None = None
 
 

@@ -1,4 +1,4 @@
-"""Drawing with matplotlib: curves with bands, in the colors of the page; and the figure of a run."""
+"""Drawing with matplotlib: curves with bands in the page's colors, and the figure of a run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _THEME = json.loads(resource("colors.json"))["light"]
 INK = _THEME["ink"]
 GREY = _THEME["soft"]
 PALE = _THEME["line"]
-COLORS: tuple[str, ...] = tuple(_THEME["run"])  # of lines without an order
+COLORS: tuple[str, ...] = tuple(_THEME["run"])  # for unordered lines
 _RAMP = LinearSegmentedColormap.from_list("sequence", _THEME["sequence"])
 
 
 def ordered_color(fraction: float) -> str:
-    """Return the color of a line in an order, from 0 for the first to 1 for the last.
+    """Return the color of a line by its position in an order, from 0 for the first to 1 for the last.
 
-    Lightness and hue both turn, so color-blind readers and gray printing keep the order.
+    Lightness and hue both change, so the order is visible to color-blind readers and in grayscale.
     """
     return to_hex(_RAMP(fraction))
 
@@ -48,7 +48,7 @@ class ResultFigure(Figure):
 
 
 def style(axis: Axes) -> None:
-    """Draw a panel with two spines and faint horizontal lines."""
+    """Style a panel with two spines and faint horizontal grid lines."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(GREY)
     axis.tick_params(colors=INK, labelsize=9.5)
@@ -68,9 +68,9 @@ def draw_curve(
     linestyle: str = "-",
     markevery: slice | None = None,
 ) -> None:
-    """Draw a curve through M points, and the band between two other curves, its low and its high end.
+    """Draw a curve through M points, and a band between two other curves, (low, high).
 
-    `markevery` chooses the points with a marker; None marks all.
+    `markevery` selects the points with a marker; None marks all.
     """
     if band is not None and (band[1] > band[0]).any():
         axis.fill_between(x_M, *band, color=color, alpha=0.16, linewidth=0)
@@ -81,7 +81,7 @@ def draw_curve(
 
 
 def draw_start(axis: Axes, start: float, *, below: bool, fontsize: float) -> None:
-    """Draw the score of the start as a dotted line, with its value below or above the line."""
+    """Draw the starting score as a dotted line, with its value below or above the line."""
     axis.axhline(start, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
     axis.annotate(
         f"start {start:.3f}", (1, start), xycoords=("axes fraction", "data"), xytext=(-2, -10 if below else 3),
@@ -91,7 +91,7 @@ def draw_start(axis: Axes, start: float, *, below: bool, fontsize: float) -> Non
 
 
 def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], colors: Mapping[str, str]) -> None:
-    """Write the labels of the arms at the ends of their lines without overlap; the axis limits must already be set."""
+    """Label the arms at the ends of their lines without overlap; the axis limits must already be set."""
     low, high = axis.get_ylim()
     order = sorted(labels, key=lambda name: labels[name][0])
     height_A = apart(np.array([(labels[name][0] - low) / (high - low) for name in order]), 0.062)
@@ -104,9 +104,9 @@ def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], 
 
 
 def apart(height_A: FloatArray, gap: float) -> FloatArray:
-    """Move rising heights apart, within 0 and 1, with the least sum of squared moves.
+    """Spread ascending heights apart within [0, 1], with the smallest sum of squared moves.
 
-    Neighbors are then at least `gap` apart: [0.5, 0.5] with gap 0.1 gives [0.45, 0.55]. Gaps are smaller if there are
+    Neighbors end up at least `gap` apart: [0.5, 0.5] with gap 0.1 gives [0.45, 0.55]. Gaps are smaller if there are
     too many heights.
     """
     last = len(height_A) - 1
@@ -117,7 +117,7 @@ def apart(height_A: FloatArray, gap: float) -> FloatArray:
 
 
 def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
-    """Label an axis of costs that starts at 0."""
+    """Format a cost axis, starting at 0."""
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, unit)))
     axis.set_xlim(left=0)
     if unit == "seconds":
@@ -128,23 +128,23 @@ def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
 
 
 def tick_seconds(least: float) -> float:
-    """Return the smallest round distance between ticks, in seconds, that is at least `least`."""
+    """Return the smallest round tick spacing, in seconds, that is at least `least`."""
     numbers = [(unit, number) for unit in (0.01, 1, 60, 3600) for number in (1, 2, 5, 10, 20, 30)]
     return next((unit * number for unit, number in numbers if unit * number >= least), 86_400 * ceil(least / 86_400))
 
 
 def tick_text(value: float, unit: Unit) -> str:
-    """Return an amount in the short form of a tick label: 0, 40 s, 2.5M."""
+    """Format an amount as a short tick label: 0, 40 s, 2.5M."""
     return "0" if value == 0 else short_amount(value, unit)
 
 
 def axis_label(unit: Unit) -> str:
-    """Return the label of an axis of costs."""
+    """Return the label of a cost axis."""
     return "training time, without evaluations" if unit == "seconds" else f"{UNIT_WORDS[unit]} of training"
 
 
 def run_figure(records: Sequence[StepRecord]) -> ResultFigure:
-    """Draw the metrics of a run by step; a panel without numbers says so."""
+    """Draw a run's metrics by step; a panel without data is labeled as such."""
     figure = ResultFigure(figsize=(11, 3.2), layout="constrained")
     reward, held_out, mixed = figure.subplots(1, 3)
     _draw_line(reward, records, lambda sampled: sampled.reward)
@@ -164,7 +164,7 @@ def run_figure(records: Sequence[StepRecord]) -> ResultFigure:
 
 
 def _draw_line(axis: Axes, records: Sequence[StepRecord], value_of: Callable[[SamplingRecord], float]) -> None:
-    """Draw a number for each step that sampled."""
+    """Draw a value for each step that sampled."""
     sampled = [(record.step, record.sampling) for record in records if record.sampling and record.sampling.samples]
     points = [(step, value) for step, sampling in sampled if isfinite(value := value_of(sampling))]
     if points:
@@ -172,7 +172,7 @@ def _draw_line(axis: Axes, records: Sequence[StepRecord], value_of: Callable[[Sa
 
 
 def _draw_evaluations(axis: Axes, records: Sequence[StepRecord]) -> None:
-    """Draw pass@1 and pass@k of the largest k."""
+    """Draw pass@1, and pass@k at the largest k."""
     evaluations = [(record.step, record.evaluation.pass_at) for record in records if record.evaluation]
     ks = sorted({k for _, pass_at in evaluations for k in pass_at})
     for k, color in zip(dict.fromkeys((*ks[:1], *ks[-1:])), COLORS, strict=False):

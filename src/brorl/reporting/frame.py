@@ -1,4 +1,4 @@
-"""The frame of every page, a self-contained HTML file whose policy forbids all requests, and the page of an answer."""
+"""The frame of every page (a self-contained HTML file whose policy blocks all requests), and the answer page."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class PageSection:
     """A section of a page."""
 
     id: str
-    title: str  # its heading, and the text of its link
+    title: str  # its heading and link text
     body: str  # HTML
 
 
 def page_json(value: Any) -> str:
-    r"""Return a value as JSON in ASCII without `<`, `>`, `&` and `'`, which could end the element around it.
+    r"""Return a value as ASCII JSON without `<`, `>`, `&` and `'`, which could end the surrounding element.
 
-    Numbers have 7 significant digits; those that are not finite become null. Lone surrogates stay as `\ud800`.
+    Numbers have 7 significant digits; non-finite ones become null. Lone surrogates stay as `\ud800`.
     """
     return re.sub("[<>&']", lambda match: f"\\u{ord(match[0]):04x}", _json(value))
 
 
 def compressed(value: Any) -> str:
-    """Return a value as JSON, compressed by gzip, in base64."""
+    """Return a value as gzipped JSON in base64."""
     return base64.b64encode(gzip.compress(_json(value).encode("ascii"), 6, mtime=0)).decode("ascii")
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Replace each `{{NAME}}` of a template with its part. Names inside the parts are not replaced."""
+    """Replace each `{{NAME}}` in a template with its part. Names inside parts are not replaced."""
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: parts[match[1]], template)
 
 
@@ -58,8 +58,8 @@ def framed_page(
 ) -> str:
     """Return a page with a summary above its sections.
 
-    `summary`, `controls` of the header, and `scripts` after the sections are HTML; `mark` is a comment in the first
-    line, and `credit` a sentence at the end.
+    `summary`, `controls` (in the header) and `scripts` (after the sections) are HTML. `mark` is a comment on the first
+    line, and `credit` is a sentence at the end.
     """
     shown = [f'<section id="summary" aria-label="Summary">\n{summary}\n</section>']
     shown += [
@@ -104,9 +104,9 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class AnswerParts:
-    """The parts of the page of an answer, in their order."""
+    """The parts of an answer page, in order."""
 
-    command: str  # the command that found it: brorl compare
+    command: str  # the command that found it, such as brorl compare
     title: str
     sentences: Sequence[str]  # the answer first
     basis: str  # what was matched
@@ -117,7 +117,7 @@ class AnswerParts:
 
 
 def answer_page(content: AnswerParts) -> str:
-    """Return the page of an answer."""
+    """Return the HTML page for an answer."""
     answer, *more = map(escape, content.sentences)
     first, *others = [
         f'<div class="scroll" tabindex="0" role="region" aria-label="table">{table._repr_html_()}</div>'

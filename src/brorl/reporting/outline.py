@@ -1,7 +1,7 @@
-"""The outline of one or several rollout trees of a prompt: branches, and the lines that draw the largest of them.
+"""The outline of one or more rollout trees of a prompt: its branches, and the lines that draw the largest ones.
 
-A branch is a chain of tokens without a fork, all of them sampled or all of them given. Its probability is that of the
-text up to its end, under the policy that sampled it. A path can have thousands of forks, so nothing here recurses.
+A branch is a chain of tokens without a fork, either all sampled or all given. Its probability is that of the text up to
+its end under the policy that sampled it. A path can have thousands of forks, so nothing here recurses.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Branch:
     correct_K: list[int]  # correct rollouts that pass through the branch
     probability_K: list[float]  # P(text up to the branch's end); NaN if the tree has no rollout here
     ends: bool = False  # whether responses end with the branch
-    given: bool = False  # whether a tool's result wrote the branch
-    # the branches that follow, by their first token; those with the most rollouts in the last tree come first
+    given: bool = False  # whether the branch is a tool result
+    # the branches that follow, by first token; those with the most rollouts in the last tree come first
     below: dict[int, Branch] = field(default_factory=dict, repr=False)
 
     def walk(self) -> Iterator[Branch]:
-        """Yield this branch and all branches below it, parents first."""
+        """Yield this branch and all its descendants, parents first."""
         waiting = [self]
         while waiting:
             branch = waiting.pop()
@@ -38,9 +38,9 @@ class Branch:
             waiting += branch.below.values()
 
     def numbers(self, k: int, num_rollouts: int) -> tuple[str, str, str]:
-        """Return the count, the probability and the correct fraction in one tree as text; empty without a rollout.
+        """Return the count, the probability and the fraction correct in one tree as text; empty without rollouts.
 
-        A result has no probability.
+        A tool result has no probability.
         """
         number = self.count_K[k]
         known = self.probability_K[k]
@@ -53,9 +53,9 @@ class Branch:
 class Line(NamedTuple):
     """A line of a drawn outline."""
 
-    stem: str  # connecting characters at the left, such as `│ ├ `
+    stem: str  # connecting characters on the left, such as `│ ├ `
     text: str
-    branch: Branch | None  # None for a line about branches that are not shown
+    branch: Branch | None  # None for a line about omitted branches
 
 
 def outline_of(trees: Sequence[RolloutTree], correct: Sequence[BoolArray]) -> Branch:
@@ -75,7 +75,7 @@ def outline_of(trees: Sequence[RolloutTree], correct: Sequence[BoolArray]) -> Br
             at.append(branch)
         for node in tree.leaf.tolist():
             at[node].ends = True
-    for branch in root.walk():  # a branch absorbs the tokens that follow without a fork; the prompt does not
+    for branch in root.walk():  # each branch except the prompt absorbs tokens up to the next fork
         while branch is not root and len(branch.below) == 1 and not branch.ends:
             (only,) = branch.below.values()
             if only.count_K != branch.count_K or only.given != branch.given:
@@ -94,7 +94,7 @@ def lines_of(
     num_lines: int,
     decode_reply: Callable[[Sequence[int]], str] | None = None,
 ) -> list[Line]:
-    """Draw the `num_lines` branches with the most rollouts in any tree, and a line wherever branches are omitted."""
+    """Draw the `num_lines` branches with the most rollouts in any tree, and a line where branches are omitted."""
     largest = sorted(root.walk(), key=lambda branch: -max(branch.count_K))[:num_lines]  # parents first
     shown = {id(branch) for branch in largest}
     lines: list[Line] = []

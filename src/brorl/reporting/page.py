@@ -1,7 +1,7 @@
-"""The report of some runs as one HTML file: charts, rollouts, settings.
+"""The report on one or more runs as a single HTML file: charts, rollouts, settings.
 
 The file includes plotly's script, the data and the styles. Its content security policy blocks all requests, and model
-output is inserted only as text. It may replace an earlier report, but no other file.
+output is inserted only as text. It may overwrite an earlier report, but no other file.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from brorl.runs.stored_rollouts import step_list, stored_steps
 from brorl.storage import replace_file, storage_errors
 
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
-_EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
-_MAX_STEPS = 40  # the page shows the rollouts of at most this many steps, over all runs
+_EVALUATION_FRACTION = 4  # evaluation responses may take a quarter of these bytes
+_MAX_STEPS = 40  # show the rollouts of at most this many steps, over all runs
 _SCORES_NOTE = "Intervals (95%) are over prompts. A score rose or fell if the interval of its change excludes 0."
 _COSTS_NOTE = (
     "Dropped: rollouts of groups that were not mixed, which give no gradient. Verified: distinct responses. Time: step "
@@ -59,7 +59,7 @@ _SLIDER = (
     '<div class="slider"><label for="histogram-step">step</label><input type="range" id="histogram-step" min="0" '
     'value="0" step="1"><output id="histogram-output" for="histogram-step"></output></div>'
 )
-_MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a report replaces no other file
+_MARK = "<!-- brorl report -->"  # near the start of every report; other files are not overwritten
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Report:
 
 
 def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
-    """Write the report of some run directories; see `brorl.report`."""
+    """Write the report on the given run directories; see `brorl.report`."""
     target = output or (runs[0] / REPORT_FILE if len(runs) == 1 else RUNS / REPORT_FILE)
     if target.is_dir():
         raise UserError(
@@ -107,7 +107,7 @@ class _RunPart:
 
 
 def make_page(runs: Sequence[StoredRun], rollout_bytes: int = ROLLOUT_BYTES) -> str:
-    """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
+    """Make the report on one or more runs, with at most `rollout_bytes` of compressed rollouts over all runs."""
     parts = [_run_part(run, rollout_bytes // len(runs), max(_MAX_STEPS // len(runs), 2)) for run in runs]
     charts = charts_of(runs)
     cards = {section: "\n".join(map(_card, some)) for section, some in charts.items()}
@@ -147,7 +147,7 @@ def make_page(runs: Sequence[StoredRun], rollout_bytes: int = ROLLOUT_BYTES) -> 
 
 
 def _scripts(parts: Sequence[_RunPart], data: Mapping[str, Any]) -> str:
-    """Return the data of the charts, the rollouts, and the scripts that draw them."""
+    """Return the chart data, the rollouts, and the scripts that draw them."""
     rollouts = "\n".join(
         f'<script type="application/gzip" id="{folder}-{i}-{step.step}">{step.data}</script>'
         for folder in ("rollouts", "evaluations")
@@ -186,7 +186,7 @@ def _card(chart: Chart) -> str:
 
 
 def _summary(runs: Sequence[StoredRun]) -> str:
-    """Return the tables of held-out scores, of costs, and of calls if there are tools."""
+    """Return the tables of held-out scores, costs, and tool calls (if there are tools)."""
     scores = [score_rows(run) for run in runs]
     learned = f'<p class="empty">{escape(missing_reason(runs, "evaluation"))}</p>'
     if any(scores):
@@ -197,7 +197,7 @@ def _summary(runs: Sequence[StoredRun]) -> str:
 
 
 def _by_run(runs: Sequence[StoredRun], headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> str:
-    """Return a table with the rows of each run; with several runs, the first column shows the run's name and color."""
+    """Return a table with each run's rows; with several runs, the first column shows the run's name and color."""
     if len(runs) == 1:
         return _table(headings, [list(map(escape, row)) for row in rows[0]])
     names = [f'<span class="swatch" data-run="{i}"></span>{escape(run.name)}' for i, run in enumerate(runs)]
@@ -215,7 +215,7 @@ def _notes(runs: Sequence[StoredRun]) -> str:
 
 
 def _items(runs: Sequence[StoredRun], texts: Sequence[Sequence[str]]) -> str:
-    """Return the items of a list from the texts of each run; the items of several runs begin with the run's name."""
+    """Return list items with each run's texts; with several runs, each item begins with the run's name."""
     return "".join(
         f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
         for run, some in zip(runs, texts, strict=True)
@@ -224,7 +224,7 @@ def _items(runs: Sequence[StoredRun], texts: Sequence[Sequence[str]]) -> str:
 
 
 def evaluations_shown(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
-    """Return the evaluations and the number of prompts on the page, or the reason if there are none."""
+    """Describe which evaluations and how many prompts are on the page, or why there are none."""
     if not chosen:
         return f"Held-out prompts: {why_missing(run, 'evaluations')}"
     last = run.evaluations[-1].evaluation if run.evaluations else None
@@ -237,7 +237,7 @@ def evaluations_shown(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
 
 
 def left_out(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
-    """Return which of a run's rollouts are on the page, which were omitted, and the command that shows them."""
+    """Describe which of a run's rollouts are on the page and which are omitted, with the command that shows them."""
     stored = stored_steps(run.path)
     if not stored:
         return f"Training: {why_missing(run, 'rollouts')}"
@@ -259,7 +259,7 @@ def _samples_command(run: StoredRun) -> str:
 
 
 def _settings(runs: Sequence[StoredRun]) -> str:
-    """Return the table of differences between runs, and the folded table of all settings."""
+    """Return the table of settings that differ between runs, and the collapsed table of all settings."""
     rows = {
         name: [f"<code>{escape(cell)}</code>" for cell in (name, *(_shown(run.settings.get(name)) for run in runs))]
         for run in runs
@@ -278,7 +278,7 @@ def _settings(runs: Sequence[StoredRun]) -> str:
 
 
 def _machine(runs: Sequence[StoredRun]) -> str:
-    """Return the table of each run's machine, versions and command."""
+    """Return a table with each run's machine, versions and command."""
     rows = []
     for run in runs:
         env = run.environment
@@ -300,7 +300,7 @@ def _machine(runs: Sequence[StoredRun]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as visible text; a dash for None."""
+    """Return a value as visible text, or a dash for None."""
     return "–" if value is None else visible_text(str(value))  # noqa: RUF001
 
 
@@ -353,7 +353,7 @@ def _run_data(part: _RunPart) -> dict[str, Any]:
 
 
 def event_marks(run: StoredRun) -> list[dict[str, Any]]:
-    """Return the places of the records at which the reference was reset or a phase began, with a label."""
+    """Return the indices of records at which the reference was reset or a phase began, with labels."""
     marks = [(at, "reference reset") for at, r in enumerate(run.records) if r.reference_reset]
     begins = [(at, r.objective.name) for at, r in enumerate(run.records) if r.objective and r.objective.begins]
     marks += [(at, plotly_text(f"{name} begins")) for at, name in begins[1:]]

@@ -1,7 +1,7 @@
-"""The rollouts on the page: some steps of a run, each with its prompts' trees, within a number of bytes.
+"""The rollouts on the page: a selection of steps with their prompts' trees, within a byte limit.
 
-The steps of training are evenly spaced; the evaluations are the first, the best and the last one. A step that is too
-large loses its rarest responses first, then prompts. The page states how many are omitted.
+Training steps are evenly spaced; evaluations are the first, the best and the last. If a step is too large, its rarest
+responses are omitted first, then prompts. The page states how many are omitted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from brorl.reporting.tokens import TokenText
 from brorl.runs.run_directory import StoredRun
 from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 
-_BYTES_PER_NODE = 5  # of compressed data, roughly; the true size is measured
-_MIN_PROMPTS = 16  # a step's bytes are divided among at least this many prompts
+_BYTES_PER_NODE = 5  # of compressed data; a first guess, since the actual size is measured
+_MIN_PROMPTS = 16  # divide a step's bytes among at least this many prompts
 _UNKNOWN = 1  # stands for an unknown log-prob; log-probs are at most 0
 
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """The encoded rollouts of a step: how many are in the data, and how many the step has."""
+    """The encoded rollouts of a step, with counts of what is in the data and in the whole step."""
 
     step: int
     data: str  # compressed JSON in base64
@@ -41,7 +41,7 @@ class StepRollouts:
 def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: int) -> tuple[StepRollouts, ...]:
     """Choose as many evenly spaced training steps as fit, including the first and the last."""
     stored = stored_steps(run)
-    # A step gets at most a quarter of the bytes, so that at least four fit: progress shows between steps.
+    # A step gets at most a quarter of the bytes, so at least four steps fit and show how the run progressed.
     encode = cache(lambda step: encode_step(run, step, text_of, max_bytes // min(4, len(stored))))
     num_steps = min(max_steps, len(stored))
     largest = total = 0
@@ -61,7 +61,7 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: in
 
 
 def choose_evaluations(run: StoredRun, text_of: TokenText, max_bytes: int) -> tuple[StepRollouts, ...]:
-    """Choose the stored responses of the first, the best and the last evaluation, sharing the bytes equally."""
+    """Choose the stored responses of the first, best and last evaluations, sharing the bytes equally."""
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)
     chosen = sorted({*stored[:1], *stored[-1:], *([best.step] if best else [])} & set(stored))
@@ -70,7 +70,7 @@ def choose_evaluations(run: StoredRun, text_of: TokenText, max_bytes: int) -> tu
 
 
 def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
-    """Return `number` of the steps, evenly spaced by index: always the last one and, from two on, the first."""
+    """Return `number` of the steps, evenly spaced by index, with the last and, if `number` is at least 2, the first."""
     if number >= len(steps):
         return list(steps)
     if number == 1:
@@ -79,7 +79,7 @@ def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
 
 
 def encode_step(run: Path, step: int, text_of: TokenText, max_bytes: int, folder: Folder = "rollouts") -> StepRollouts:
-    """Encode a step's rollouts. A step that is too large loses its rarest responses, then prompts."""
+    """Encode a step's rollouts. If they are too large, drop the rarest responses, then prompts."""
     max_nodes = max(max_bytes // _BYTES_PER_NODE, 1)
     groups = []
     all_responses = 0
@@ -94,7 +94,7 @@ def encode_step(run: Path, step: int, text_of: TokenText, max_bytes: int, folder
 
 
 def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Return `number` groups, evenly spaced by pass rate, in their old order."""
+    """Return `number` groups, evenly spaced by pass rate, in their original order."""
     if not number:
         return []
     order = sorted(range(len(groups)), key=lambda i: groups[i]["right"] / max(groups[i]["verified"], 1))
@@ -102,7 +102,7 @@ def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 
 
 def _encode_group(group: Group, text_of: TokenText, max_nodes: int) -> dict[str, Any]:
-    """Return a group as plain values with as many of its most frequent responses as fit, at least one."""
+    """Return a group as plain values, with as many of its most frequent responses as fit (at least one)."""
     full_tree = group.tree
     leaves = np.arange(full_tree.num_responses)
     if full_tree.num_nodes > max_nodes:
@@ -156,7 +156,7 @@ def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str
 
 
 def _step_data(step: int, groups: Sequence[dict[str, Any]], text_of: TokenText) -> dict[str, Any]:
-    """Return a step with one list of its distinct tokens; the groups contain indices into it."""
+    """Return a step's data with one list of distinct tokens, to which the groups contain indices."""
     tokens = sorted({token for group in groups for token in group["token"]})
     index = {token: i for i, token in enumerate(tokens)}
     pieces = [text_of(token) for token in tokens]

@@ -1,7 +1,7 @@
 """Stored rollouts as text: the prompts of a step with their pass rates, and the responses to one of them.
 
-Control characters in prompts and responses are escaped, so that they cannot act on a terminal. Where tools were called,
-a margin marks on every line whether the model or a result wrote it.
+Control characters in prompts and responses are escaped so they cannot affect a terminal. If tools were called, a margin
+shows whether each line comes from the model or from a tool result.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from brorl.table import Result, Table
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
 
 Kind = Literal["all", "wrong", "right"]
-MAX_PROMPTS = 20  # list at most this many prompts; --prompt shows any of the others
-_PROMPT, _RESPONSE, _ANSWER = 240, 480, 480  # show at most this many characters of an example, or of an answer
+MAX_PROMPTS = 20  # list at most this many prompts; --prompt shows any other
+_PROMPT, _RESPONSE, _ANSWER = 240, 480, 480  # show at most this many characters
 _Parts = Sequence[tuple[Sequence[int], bool]]  # turns and results: (token ids, whether they are given)
 _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
 
 
 class PromptRow(NamedTuple):
-    """A prompt in the list of a step's prompts, with the counts of its rollouts."""
+    """A row in the list of a step's prompts, with counts of the prompt's rollouts."""
 
-    number: int  # counts from 1
+    number: int  # starting at 1
     prompt_id: str
     question: str
     num_correct: int
@@ -42,31 +42,31 @@ class PromptRow(NamedTuple):
     num_verified: int
     num_responses: int  # distinct responses
     num_truncated: int
-    num_turns: int  # turns of all rollouts
+    num_turns: int  # turns over all rollouts
 
     @classmethod
     def of(cls, number: int, group: Group) -> PromptRow:
-        """Return the row of a group."""
+        """Return the row for a group."""
         tree = group.tree
         counts = tree.num_rollouts, group.num_verified, tree.num_responses, tree.num_truncated, tree.num_turns
         return cls(number, group.prompt.id, group.prompt.question, group.num_correct, *counts)
 
     @property
     def pass_rate(self) -> float:
-        """Correct rollouts as a fraction of the verified rollouts, 0 to 1; 0 if none is verified."""
+        """Fraction of verified rollouts that are correct, 0 to 1; 0 if none is verified."""
         return self.num_correct / max(self.num_verified, 1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Samples(Result):
-    """The prompts of a step of a run, and the most frequent responses to one of them."""
+    """The prompts of one step of a run, and the most frequent responses to one of them."""
 
     run: Path
     step: int
     rows: tuple[PromptRow, ...]
-    number: int | None  # the prompt whose responses are shown; None if no prompt has responses of the kind
+    number: int | None  # the prompt whose responses are shown; None if no prompt has responses of this kind
     group: Group | None  # rollouts of that prompt
-    chosen: bool  # whether the caller chose the prompt; then the list of prompts is omitted
+    chosen: bool  # whether the caller chose the prompt; if so, the list of prompts is omitted
     folder: Folder
     kind: Kind
     limit: int  # show at most this many responses
@@ -92,7 +92,7 @@ class Samples(Result):
             yield from _responses(self.group, self.number, self.kind, self.limit, tokenizer)
 
     def prompts(self) -> Table:
-        """Return the prompts by pass rate; if there are many, an evenly spaced selection."""
+        """Return the prompts ordered by pass rate, or an evenly spaced selection if there are many."""
         order = sorted(self.rows, key=lambda row: -row.pass_rate)
         indices = np.linspace(0, len(order) - 1, min(len(order), MAX_PROMPTS)).round().astype(int).tolist()
         several = any(row.num_turns > row.num_rollouts for row in order)
@@ -115,16 +115,16 @@ class Samples(Result):
 
 
 def of_kind(group: Group, kind: Kind) -> IntArray:
-    """Return the indices of the distinct responses of a kind."""
+    """Return the indices of the distinct responses of the given kind."""
     if kind == "all":
         return np.arange(group.correct_L.size)
     return np.flatnonzero(group.correct_L if kind == "right" else ~(group.correct_L | group.unverified_L))
 
 
 def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
-    """Return lines with the most frequent response to the first prompts of a step.
+    """Return lines with the most frequent response to each of the first prompts of a step.
 
-    The list is empty if a rollout of the step was correct, or if the step is not stored.
+    The list is empty if any rollout of the step was correct, or if the step is not stored.
     """
     if step not in stored_steps(run):
         return []
@@ -145,7 +145,7 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
 
 
 def _responses(group: Group, number: int, kind: Kind, limit: int, tokenizer: Any) -> Iterator[str | Text]:
-    """Yield a prompt and its most frequent responses; with a tokenizer, all turns of those that called tools."""
+    """Yield a prompt and its most frequent responses; with a tokenizer, those that called tools include all turns."""
     tree = group.tree
     kind_name = _KIND_NAMES[kind]
     chosen = of_kind(group, kind)
@@ -171,7 +171,7 @@ def _responses(group: Group, number: int, kind: Kind, limit: int, tokenizer: Any
 
 
 def _response(group: Group, i: int, parts: _Parts | None, tokenizer: Any) -> Iterator[str | Text]:
-    """Yield the line about a response, and its text, or its turns and results if there are some in the group."""
+    """Yield a line about a response, then its text, or its turns and tool results if its group has any."""
     verdict = group.verdicts[i]
     tree = group.tree
     logprob = float(tree.prefix_logprob[tree.leaf[i]] / tree.length[i])
@@ -193,35 +193,35 @@ def _response(group: Group, i: int, parts: _Parts | None, tokenizer: Any) -> Ite
 
 
 def _transcript(parts: _Parts, last: str, tokenizer: Any) -> Iterator[Text]:
-    """Yield the lines of a response's turns and results with their margin; `last` is that of the last turn."""
+    """Yield the lines of a response's turns and tool results with margins; `last` is the margin of the last turn."""
     for index, (token_ids, is_given) in enumerate(parts, 1):
         text = tokenizer.decode(list(token_ids), skip_special_tokens=False)
         margin = "result" if is_given else "call" if index < len(parts) else last
-        # the line ends around a result belong to the chat template
+        # line ends around a tool result belong to the chat template
         for line in visible_text(text.strip("\n") if is_given else text).split("\n"):
             yield Text(f"{margin:>6} │ {line}", style="cyan" if is_given else "")
             margin = ""
 
 
 def _answer(verdict: Verdict) -> str:
-    """Return the extracted answer, or an empty text if the verifier extracts none."""
+    """Return the extracted answer, or an empty string if the verifier extracts none."""
     if verdict.extracted is not None:
         return f"extracted answer: {_beginning(verdict.extracted)}"
     return "no answer found" if verdict.reason in (NO_ANSWER, NO_CODE) else ""
 
 
 def one_line(text: str) -> str:
-    """Return text on one line, with its control characters escaped."""
+    """Return text on one line, with control characters escaped."""
     return visible_text(text.strip(), one_line=True)
 
 
 def _beginning(text: str) -> str:
-    """Return the beginning of an answer on one line; programs and their tests are long."""
+    """Return the beginning of an answer on one line, because programs and their tests are long."""
     text = text.strip()
     return one_line(text if len(text) <= _ANSWER else f"{text[:_ANSWER]}... ({len(text):,} characters)")
 
 
 def _end(text: str, size: int) -> str:
-    """Return the end of a text, which usually contains the answer."""
+    """Return the end of the text, which usually contains the answer."""
     text = text.strip()
     return visible_text(text if len(text) <= size else f"... {text[-size:]}")

@@ -1,7 +1,7 @@
 """The summary of a run: held-out scores and their changes, the cost, notes, and why numbers are missing.
 
-Both ends of a held-out score's change use the same prompts, so its interval is narrower than those of the two scores.
-The reasons come from the settings and the metrics. If neither explains a gap, the text states only the gap.
+A change in a held-out score is measured on the same prompts, so its interval is narrower than those of the two scores.
+The reasons come from the settings and the metrics. If neither explains a gap, the text only mentions the gap.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DIRECTIONS: dict[Conclusion, Direction] = {
 
 
 def score_rows(run: StoredRun) -> list[tuple[str, ...]]:
-    """Return the cells of `SCORES` for each held-out pass@k of a run."""
+    """Return the `SCORES` cells for each held-out pass@k of a run."""
     best = best_evaluation(run)
     rows = []
     for k, ends in _scores(run).items():
@@ -51,7 +51,7 @@ def score_rows(run: StoredRun) -> list[tuple[str, ...]]:
 
 
 def cost_row(run: StoredRun) -> tuple[str, ...]:
-    """Return the cells of `COSTS` for a run."""
+    """Return the `COSTS` cells for a run."""
     cost = total_cost(run.records)
     sampled = _sampled(run)
     dropped = sum(step.samples_dropped for step in sampled)
@@ -69,7 +69,7 @@ def cost_row(run: StoredRun) -> tuple[str, ...]:
 
 
 def tools_rows(run: StoredRun) -> list[tuple[str, ...]]:
-    """Return the cells of `TOOLS` for a run; no rows without tools."""
+    """Return the `TOOLS` cells for a run; no rows without tools."""
     use = total_tool_use(run.records)
     if use is None:
         return []
@@ -93,10 +93,10 @@ def run_notes(run: StoredRun) -> list[str]:
 
 
 def _events(run: StoredRun) -> list[str]:
-    """Return signs of collapse, early ends, reference resets, and phase starts."""
+    """Return notes on signs of collapse, early ends, reference resets, and phase starts."""
     lines = [f"Sign of collapse at {record.collapse}" for record in run.records if record.collapse]
     for record in run.records:
-        if record.end_reason is not None:  # a run with later lines was resumed
+        if record.end_reason is not None:  # if later records follow, the run was resumed
             when = "after" if record.update else "at"
             resumed = "" if record is run.records[-1] else " and was resumed later"
             lines.append(f"The run ended early {when} step {record.step}{resumed}: {record.end_reason}")
@@ -108,7 +108,7 @@ def _events(run: StoredRun) -> list[str]:
 
 
 def _lost_verdicts(run: StoredRun) -> list[str]:
-    """Return how many verifications timed out or failed, and how many rollouts have no verdict."""
+    """Return notes on how many verifications timed out or failed, and how many rollouts have no verdict."""
     lines = []
     sampled = _sampled(run)
     evaluated = _evaluations(run)
@@ -136,7 +136,7 @@ def _lost_verdicts(run: StoredRun) -> list[str]:
 
 
 def _ends(run: StoredRun) -> list[str]:
-    """Return infrastructure failures, lost memory, and whether the run is unfinished."""
+    """Return notes on infrastructure failures, lost memory, and whether the run is unfinished."""
     stops = [record for record in run.records if record.failure_reason]
     lines = [
         f"An infrastructure failure stopped the run at step {record.step}: {record.failure_reason}." for record in stops
@@ -150,7 +150,7 @@ def _ends(run: StoredRun) -> list[str]:
 
 
 def steps_done(run: StoredRun) -> str:
-    """Return the number of steps of a run, with the planned number or the budget."""
+    """Return a run's number of steps, with the planned number or the budget."""
     last = (run.updates or run.records[:1])[-1].step
     planned = run.settings.get("steps")
     limit = run.settings.get("budget.limit")
@@ -160,7 +160,7 @@ def steps_done(run: StoredRun) -> str:
 
 
 def best_evaluation(run: StoredRun) -> StepRecord | None:
-    """Return the record of the best evaluation of trained weights by `evaluation.best_k`, the earliest of equals."""
+    """Return the record of the best evaluation of trained weights by `evaluation.best_k`; the earliest if tied."""
     trained = [r for r in run.evaluations if r.weights_step > 0 and _best_k(run, r) in _pass_at(r)]
     return max(trained, key=lambda record: _pass_at(record)[_best_k(run, record)].value, default=None)
 
@@ -168,8 +168,8 @@ def best_evaluation(run: StoredRun) -> StepRecord | None:
 def score_change(run: StoredRun, k: int) -> tuple[Direction, Estimate | None]:
     """Return how pass@k changed from the first to the last evaluation, and the difference with its 95% interval.
 
-    The interval is over the prompts that were verified in both evaluations; without counts of prompts there is none.
-    A score rose or fell if this interval excludes 0, or, without one, if the intervals of both scores do not overlap.
+    The interval is over the prompts verified in both evaluations; there is none without per-prompt counts. A score rose
+    or fell if this interval excludes 0 or, if there is none, if the intervals of the two scores do not overlap.
     """
     evaluations = _evaluations(run)
     ends = evaluations[0], evaluations[-1]
@@ -186,7 +186,7 @@ def score_change(run: StoredRun, k: int) -> tuple[Direction, Estimate | None]:
 
 
 def _best_k(run: StoredRun, record: StepRecord) -> int:
-    """Return the k of the pass@k that decides which evaluation is the best."""
+    """Return the k of the pass@k that determines the best evaluation."""
     k = run.settings.get("evaluation.best_k", "null")
     return min(_pass_at(record)) if k == "null" else int(k)
 
@@ -196,14 +196,14 @@ def _pass_at(record: StepRecord) -> Mapping[int, Estimate]:
 
 
 def _scores(run: StoredRun) -> dict[int, list[Estimate]]:
-    """Return each pass@k of the first and the last evaluation, or of the only one, in the order of k."""
+    """Return each pass@k of the first and last evaluations, or of the only one, in order of k."""
     ends = [_pass_at(record) for record in (*run.evaluations[:1], *run.evaluations[1:][-1:])]
     ks = sorted(k for k in ends[0] if k in ends[-1]) if ends else []
     return {k: [pass_at[k] for pass_at in ends] for k in ks}
 
 
 def _is_unfinished(run: StoredRun) -> bool:
-    """Return whether the run has not reached the end that its settings define."""
+    """Return whether the run has not reached the end defined by its settings."""
     planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
     done = run.records[-1].step
     spent = total_cost(run.records)
@@ -214,7 +214,7 @@ def _is_unfinished(run: StoredRun) -> bool:
 
 
 def _batch(run: StoredRun) -> str:
-    """Return the prompts of a step times the rollouts of a prompt."""
+    """Return the prompts per step times the rollouts per prompt."""
     prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
     return f"{prompts or '?'} x {rollouts or '?'}"
 
@@ -228,7 +228,7 @@ def _when(record: StepRecord) -> str:
 
 
 Missing = Literal["step", "update", "check", "evaluation", "rollouts", "evaluations"]
-# what a run may lack -> the setting that disables it at 0, or sets the steps between two of them
+# what a run may lack -> the setting that disables it at 0 or sets how often it occurs
 _SWITCHES: Mapping[Missing, str] = {
     "check": "diagnostics.held_out_check_every",
     "evaluation": "evaluation.num_prompts",
@@ -238,7 +238,7 @@ _SWITCHES: Mapping[Missing, str] = {
 
 
 def missing_reason(runs: Sequence[StoredRun], what: Missing) -> str:
-    """Return why no run has a number: one sentence if all runs have the same reason, else one for each run."""
+    """Return why no run has the data: one sentence if the reason is the same for all runs, else one per run."""
     whys = [why_missing(run, what) for run in runs]
     if len(set(whys)) == 1:
         return whys[0]
@@ -246,7 +246,7 @@ def missing_reason(runs: Sequence[StoredRun], what: Missing) -> str:
 
 
 def why_missing(run: StoredRun, what: Missing) -> str:
-    """Return why a run lacks numbers of steps, updates, checks or evaluations, or why a folder has no responses."""
+    """Return why a run lacks data on steps, updates, checks or evaluations, or why a folder has no responses."""
     setting = _SWITCHES.get(what, "")
     every = run.settings.get(setting, "")
     if every == "0":
@@ -265,7 +265,7 @@ def why_missing(run: StoredRun, what: Missing) -> str:
 
 
 def _why_no_update(run: StoredRun) -> str:
-    """Return why no step of a run made an update."""
+    """Return why none of a run's steps made an update."""
     sampled = _sampled(run)
     groups, mixed, correct = (
         sum(counts) for counts in zip(*((s.groups, s.groups_mixed, s.groups_all_correct) for s in sampled), strict=True)

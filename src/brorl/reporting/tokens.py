@@ -1,4 +1,4 @@
-"""The texts of tokens in a stored run, by the tokenizer of its checkpoint, or of its model."""
+"""The text of tokens in a stored run, from the tokenizer of its checkpoint or its model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from brorl.model.settings import shipped_folder
 from brorl.runs.run_directory import read_settings
 from brorl.storage import split_revision
 
-TokenText = Callable[[int], tuple[str, bool]]  # the text that a token adds, and whether the token is special
+TokenText = Callable[[int], tuple[str, bool]]  # token -> (text that it adds, whether it is special)
 _FILE = "tokenizer.json"
 
 
 def tokenizer_of_run(run: Path) -> Any:
-    """Return the tokenizer of a run's last checkpoint, or of its model before the first checkpoint.
+    """Return the tokenizer of a run's last checkpoint, or of its model if there is no checkpoint yet.
 
-    None if this machine has neither, or it cannot be read.
+    None if this machine has neither or the file cannot be read.
     """
     checkpoints = sorted((run / "checkpoints").glob(f"*/{_FILE}"))
     file = checkpoints[-1] if checkpoints else _file_of(read_settings(run / "config.yaml").get("model", ""))
@@ -34,7 +34,7 @@ def tokenizer_of_run(run: Path) -> Any:
 
 
 def _file_of(model: str) -> Path | None:
-    """Return the file in a model's folder, or the downloaded file of a hub id."""
+    """Return the tokenizer file in a model's folder, or the downloaded one for a hub id."""
     folder = shipped_folder(model) or Path(model).expanduser()
     if not model or folder.is_dir():
         return folder / _FILE if model else None
@@ -42,19 +42,19 @@ def _file_of(model: str) -> Path | None:
 
     hub_id, revision = split_revision(model)
     file: Any = None
-    with suppress(ValueError):  # a deleted folder is not a hub id
+    with suppress(ValueError):  # the path of a deleted folder is not a hub id
         file = try_to_load_from_cache(hub_id, _FILE, revision=revision)
     return Path(file) if isinstance(file, str) else None
 
 
 def token_text(tokenizer: Any) -> TokenText:
-    """Return a function from a token to its text; without a tokenizer the text is the token's id."""
+    """Return a function from token to text; without a tokenizer, the text is the token id."""
 
     @cache
     def text_of(token: int) -> tuple[str, bool]:
         if tokenizer is None or tokenizer.id_to_token(token) is None:
             return f"[{token}]", False
-        # A single token may lose its leading space. The text that a second copy adds keeps it.
+        # Decoding may strip a leading space from the first token, so take the text added by a second copy.
         once, twice = (tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
         added = tokenizer.get_added_tokens_decoder().get(token)
         return twice[len(once) :] if twice.startswith(once) else once, bool(added and added.special)

@@ -1,4 +1,4 @@
-"""The tool calls of rollouts over some steps: turn the section `tools` of the metrics into texts for tables."""
+"""The tool calls of rollouts: turn the `tools` section of the metrics into text for tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from brorl.runs.step_record import StepRecord, ToolUse
 
 
 def total_tool_use(records: Sequence[StepRecord]) -> ToolUse | None:
-    """Return the sums over the steps of a run; None without tools."""
+    """Return the totals over a run's steps; None without tools."""
     steps = [(record.tools, record.sampling.samples if record.sampling else 0) for record in records if record.tools]
     if not steps:
         return None
@@ -28,7 +28,7 @@ def total_tool_use(records: Sequence[StepRecord]) -> ToolUse | None:
 
 
 def sharing(use: ToolUse) -> str:
-    """Return the distinct calls, and how many rollouts share one: `15 distinct: 13.1x fewer`."""
+    """Return the number of distinct calls and how many rollouts share one, on average: `15 distinct: 13.1x fewer`."""
     fewer = f": {use.calls / use.distinct_calls:.1f}x fewer" if use.distinct_calls else ""
     return f"{use.distinct_calls:,} distinct{fewer}"
 

@@ -1,4 +1,4 @@
-"""The answer of a tuning: a sentence, the recipe to train, and a page with the race and the final."""
+"""The answer of `brorl tune`: a sentence, the recipe to train, and a page with the race and the final."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from brorl.tuning.spec import RUNGS, RungStanding, TuningSpec
 
 
 def make_race_figure(race: Sequence[Sequence[RungStanding]], start: float, seconds: float, score: str) -> ResultFigure:
-    """Make the figure of a race up to `seconds`: a line for each arm, with a cross where it was dropped."""
+    """Make the figure of a race up to `seconds`: one line per arm, with a cross where the arm was dropped."""
     figure = ResultFigure(figsize=(9, 4.6), layout="constrained")
     axis = figure.subplots()
     names = [standing.arm for standing in race[0]]
@@ -86,14 +86,14 @@ NOTHING_TO_FIND = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TuningResult(Result):
-    """The answer of a race, and of the final against the user's recipe."""
+    """The result of a race, and of the final against the user's recipe."""
 
-    path: Path  # folder of the tuning
+    path: Path  # the output folder
     answer: str  # one sentence
     spec: TuningSpec | None  # None if there was nothing to gain
     race: tuple[tuple[RungStanding, ...], ...]  # [rung][arm]
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
-    recipe: Path | None = None  # train this recipe next; None if the user's own is the best
+    recipe: Path | None = None  # the recipe to train next; None if the user's is the best
     page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to gain
 
     @property
@@ -105,7 +105,7 @@ class TuningResult(Result):
         """Return the figure in `race.png` as a matplotlib figure.
 
         Raises:
-            ValueError: If no part of the race is complete.
+            ValueError: If no rung of the race is complete.
         """
         if self.spec is None or not self.race:
             raise ValueError(f"there is no race to draw: {self.answer}")
@@ -135,10 +135,10 @@ def conclude(
     final: FinishedComparison | None,
     with_more_time: str,
 ) -> TuningResult:
-    """State the answer, write the page, and write the recipe if it is not the user's own.
+    """State the answer, write the page, and write the recipe unless it is the user's.
 
     `race` has the standings at each complete rung. If there is no final, either the user's recipe won, or time ran out
-    and the command `with_more_time` continues the tuning.
+    and the command `with_more_time` resumes the tuning.
     """
     findings = findings_of(spec, race, winner, final, with_more_time)
     won = final is not None and findings[0].template == WON
@@ -157,7 +157,7 @@ def findings_of(
     final: FinishedComparison | None,
     with_more_time: str,
 ) -> list[Finding]:
-    """Decide the findings of a tuning, including that the runs of the final are not matched."""
+    """Return the findings, including one if the runs of the final are not matched."""
     pair = None if final is None else final.pair
     candidate = {"name": winner.name, "candidate": winner.title}
     unanswered = {"budget": duration(spec.seconds), "command": with_more_time}
@@ -182,7 +182,7 @@ def findings_of(
 
 
 def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
-    """Write a recipe that trains like a run of the tuning, but in its own run directory."""
+    """Write a recipe that trains like the runs of the tuning, but in a new run directory."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
         "budget.limit": run_seconds, "budget.eval_points": [], "budget.pause_at": None,
@@ -221,7 +221,7 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
 
 
 def race_table(spec: TuningSpec, race: Sequence[Sequence[RungStanding]]) -> Table:
-    """Return a table of the arms, farthest first: their scores at each rung, and why they were dropped."""
+    """Return a table of the arms, those that got farthest first: scores at each rung, and why each was dropped."""
     reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in spec.arms}
     rows = []
     for arm in sorted(

@@ -1,4 +1,4 @@
-"""Run a tuning within its budget: the pilot, the race and the final."""
+"""Run the pilot, the race and the final within the tuning budget."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from brorl.tuning.spec import (
     room_after,
 )
 
-_MIN_TRAINING_PROMPTS = 8  # of the pilot, as in `brorl plan`
-_MIN_PROMPTS = 16  # the race and the final each need this many held-out prompts
+_MIN_TRAINING_PROMPTS = 8  # for the pilot, as in `brorl plan`
+_MIN_PROMPTS = 16  # minimum held-out prompts for the race, and for the final
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class TuningPilot:
     """The measurements of the pilot."""
 
     start: dict[int, Estimate]  # k -> pass@k on the tuning prompts
-    prompts: dict[int, int]  # N -> prompts per step that take as long as the recipe's step; only N that fit
-    step_seconds: float  # one step of the recipe takes this long
-    evaluation_seconds: float  # one evaluation takes this long
+    prompts: dict[int, int]  # N that fits -> number of prompts for a step as long as the recipe's
+    step_seconds: float  # time of one step of the recipe
+    evaluation_seconds: float  # time of one evaluation
 
 
 def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
-    """Divide each source's held-out prompts: the final keeps the recipe's prompts, and the race gets the next ones."""
+    """Divide each source's held-out prompts: the final keeps the recipe's, and the race gets those that follow."""
     skip = config.evaluation.skip_prompts
     wanted = config.evaluation.num_prompts
     everything = _evaluated_on(config, skip, 2**20)
@@ -92,10 +92,10 @@ def take_pilot(
     screen: Screen,
     check_time: Callable[[float, float], None],
 ) -> TuningPilot:
-    """Evaluate the start on the tuning prompts, and find for each N the prompts per step that take equally long.
+    """Evaluate the start on the tuning prompts, and find the prompts per step that keep the step time equal for each N.
 
-    `check_time` gets lower bounds on the seconds of a step and of an evaluation as soon as they are known. It raises a
-    UserError if the budget is too short for them.
+    `check_time` is called with lower bounds on the seconds of a step and of an evaluation as soon as they are known.
+    It raises a UserError if the budget is too short for them.
     """
     config = _evaluated_on(config, *tuning)
     with ExitStack() as ends:
@@ -133,15 +133,15 @@ def take_pilot(
     return TuningPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
 
 
-_MIN_CANDIDATES = 3  # there are always the user's own and two with a higher rate
-_MIN_ARMS = 4  # race at least this many arms, the user's own among them, unless there are fewer candidates
-_STEPS_TO_A_RUNG = 25  # the first rung is long enough for this many steps of the user's recipe
-_HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly anything to gain
+_MIN_CANDIDATES = 3  # always at least the user's and two with a higher rate
+_MIN_ARMS = 4  # race at least this many arms, including the user's, unless there are fewer candidates
+_STEPS_TO_A_RUNG = 25  # the first rung has time for this many steps of the user's recipe
+_HEADROOM = 0.02  # if pass@k exceeds pass@1 by less than this, there is little to gain
 _K = 16  # the k of the aim pass@k
 
 
 def train_race(spec: TuningSpec, folder: Path, jobs: int | None, screen: Screen) -> TuningResult:
-    """Train the race and the final while there is time, and return the answer, with the folder locked."""
+    """Lock the folder, train the race and the final while there is time, and return the answer."""
 
     @cache
     def slots() -> list[Slot]:
@@ -169,7 +169,7 @@ def train_race(spec: TuningSpec, folder: Path, jobs: int | None, screen: Screen)
 
 
 def _command_with_more_time(clock: TuneClock, folder: Path) -> str:
-    """Return the command that continues a tuning, with a budget long enough at the measured speed."""
+    """Return the command that resumes the tuning with a budget that suffices at the measured speed."""
     needed = 60 * ceil((clock.spec.used_seconds + 1.2 * clock.whole_seconds) / 60)
     return f"{continue_command(folder)} --budget {max(needed, 2 * ceil(clock.spec.seconds / 60) * 60) // 60}m"
 
@@ -182,7 +182,7 @@ def _final(
     clock: TuneClock,
     screen: Screen,
 ) -> FinishedComparison | None:
-    """Compare the winner with the user's recipe; return None if there is no time for two seeds of both."""
+    """Compare the winner with the user's recipe; return None if there is no time for two seeds of each."""
     path = folder / "final"
     if (path / SPEC_FILE).is_file():
         compared = spec_in(path, ComparisonRequest())
@@ -205,20 +205,20 @@ def _final(
 
 
 def _complete_seeds(compared: ComparisonSpec, path: Path) -> int:
-    """Return the number of seeds with complete runs of both arms; seeds run in order."""
+    """Return the number of seeds for which the runs of both arms are complete; seeds run in order."""
     left = [run.seed for run in compared.runs_in(path) if not progress_of(run).ended]
     return min(left, default=compared.seeds)
 
 
 def continue_command(folder: Path) -> str:
-    """Return the command that continues a tuning."""
+    """Return the command that resumes the tuning in a folder."""
     return shell_command("tune", folder)
 
 
 def prepare_tuning(
     config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, screen: Screen
 ) -> TuningSpec | TuningResult:
-    """Run the pilot, choose the candidates and write `tune.json`, or return that there is nothing to gain."""
+    """Run the pilot, choose the candidates and write `tune.json`, or return a result if there is nothing to gain."""
     started = perf_counter()
     config = with_settings(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
     largest = max(config.evaluation.ks)
@@ -240,7 +240,7 @@ def prepare_tuning(
         with_sizes(spec, step_seconds, are_bounds=True)
 
     pilot = take_pilot(config, tuning, folder, screen, check_time)
-    return_freed_memory()  # the runs of the race need it, and this process waits for them
+    return_freed_memory()  # the race needs it while this process only waits
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
         ends = {"pass_k": interval(start[largest]), "pass_1": interval(start[1])}
@@ -259,20 +259,20 @@ def prepare_tuning(
 
 
 def with_sizes(spec: TuningSpec, step_seconds: float, are_bounds: bool = False) -> TuningSpec:
-    """Return the spec with a run's budget, and with the most arms that leave the first rung long enough.
+    """Return the spec with as many arms as still leave the first rung long enough, and with the budget per run.
 
     The race and the final share the remaining time. One step of the recipe takes `step_seconds`. If `are_bounds`, this
     and the evaluation time are lower bounds.
 
     Raises:
-        UserError: If the budget is too short for the fewest arms.
+        UserError: If the budget is too short even for the smallest number of arms.
     """
     least = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0]
     left = spec.seconds - spec.used_seconds
     needed = 0.0
     for num_arms in range(len(spec.arms), min(_MIN_ARMS, len(spec.arms)) - 1, -1):
         fewer = replace(spec, arms=spec.arms[:num_arms])
-        # The race and the final take `fixed` seconds, and `slope` seconds more for each second of a run's budget.
+        # The race and the final take `fixed` seconds, plus `slope` seconds per second of a run's budget.
         fixed, with_one = (TuneClock(replace(fewer, run_seconds=seconds), 0.0).whole_seconds for seconds in (0.0, 1.0))
         slope = with_one - fixed
         run_seconds = (left - fixed) / slope
@@ -290,7 +290,7 @@ def with_sizes(spec: TuningSpec, step_seconds: float, are_bounds: bool = False) 
 
 
 def _announce(spec: TuningSpec, folder: Path, screen: Screen) -> None:
-    """Print the arms, and how long the race and the final take."""
+    """Print the arms and how long the race and the final will take."""
     clock = TuneClock(spec, 0.0)
     final = clock.final_seconds()
     lines = [
@@ -306,7 +306,7 @@ def _announce(spec: TuningSpec, folder: Path, screen: Screen) -> None:
 def _race(
     folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, screen: Screen
 ) -> tuple[tuple[RungStanding, ...], ...]:
-    """Train the arms from rung to rung, and return their standings. Finished parts are not repeated."""
+    """Train the arms from rung to rung and return their standings. Finished parts are not repeated."""
     spec = clock.spec
     arms = list(spec.arms)
     race = []
@@ -333,9 +333,9 @@ def _train_to_rung(
     clock: TuneClock,
     screen: Screen,
 ) -> bool:
-    """Train the runs that have not reached a rung yet, and return whether all have reached it.
+    """Train the runs that have not reached a rung yet, and return whether all reached it.
 
-    A rung does not begin if it would leave no time for the final. A rung that takes too long is stopped.
+    A rung is not started if it would leave no time for the final. A rung that takes too long is stopped.
     """
     waiting = [run for run in runs if not progress_of(run).ended]
     if not waiting:
@@ -359,7 +359,7 @@ def _train_to_rung(
 
 
 def _read_rung(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[RungStanding]:
-    """Read the scores of runs at a rung. Only prompts whose responses every run verified are used."""
+    """Read the runs' scores at a rung, using only prompts whose responses were verified in every run."""
     evaluations: list[list[RunEvaluation]] = []
     for run in runs:
         read = read_scores(run.directory, run.seed, run.budget)

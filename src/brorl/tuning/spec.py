@@ -1,13 +1,13 @@
 """The arms of a tuning and the rules of its race: rungs, standings and clock. `tune.json` stores them.
 
-All arms have the whole budget in their settings, because learning rates and orders fall over it. They pause at rungs: a
-quarter, a half and all of the budget. An arm that stays continues from its pause and does not restart. If more arms
-are left than the next rung has room for, the best by projected end stay. Objectives take turns in this choice, because
-a falling order lowers pass@1 first and raises it last. The user's own arm always stays.
+Every arm's settings contain the whole budget, because learning rates and orders decay over it. Arms pause at rungs: a
+quarter, a half and all of the budget. Arms that stay resume from the pause rather than restarting. If more arms are
+left than the next rung has room for, those with the best projected final scores stay. Objectives take turns in this
+choice, because a falling order lowers pass@1 first and raises it last. The user's arm always stays.
 
-The projected end is a power law of the cost with an exponent of at most 1. It leads from the start through the
-evaluations at half of the rung and at the rung. An arm whose score has turned is projected to stay where it is. So an
-arm that starts slowly but is still rising stays.
+The projection is a power law in the cost with an exponent of at most 1, fitted through the start and the evaluations at
+half the rung and at the rung. If an arm's score has reversed direction, it is projected to stay the same. This keeps
+arms that start slowly but are still rising.
 
 Source: successive halving (Jamieson and Talwalkar, arXiv 1502.07943); the projection is ours.
 """
@@ -35,11 +35,11 @@ from brorl.runs.run_directory import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
 from brorl.tuning import Aim
 
-RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; runs are evaluated at each rung and at half of it
+RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; runs are evaluated at each and at half of each
 
 
 def room_after(rung: int, num_arms: int) -> int:
-    """Return how many arms may stay after a rung, the user's own included; at least 2."""
+    """Return how many arms may stay after a rung, including the user's; at least 2 if there are 2."""
     return min(max(2, ceil(num_arms / (2 << rung))), num_arms)
 
 
@@ -48,14 +48,14 @@ class RungStanding:
     """An arm at a rung: its mean scores on the tuning prompts, and whether it stays."""
 
     arm: str
-    objective: str  # before the end, only scores of one objective are comparable
+    objective: str  # until the end, scores are comparable only within an objective
     start: float  # score at the start
-    half: float  # score at half of the rung's cost
+    half: float  # score at half the rung's cost
     score: float  # score at the rung
     dropped: str | None = None  # why the arm was dropped; None if it stays
 
     def projected(self, fraction: float) -> float:
-        """Return the expected score at the end of the budget, for a rung at this fraction of it."""
+        """Project the score to the end of the budget, from a rung at this fraction of it."""
         if (self.half - self.start) * (self.score - self.half) <= 0:
             return self.score
         exponent = min(log2((self.score - self.start) / (self.half - self.start)), 1.0)
@@ -63,16 +63,15 @@ class RungStanding:
 
 
 def decide_rung(reached: Sequence[RungStanding], fraction: float, room: int, own: str) -> tuple[RungStanding, ...]:
-    """Decide which `room` arms stay at a rung, including the own arm, and return all arms.
+    """Decide which `room` arms stay at a rung, including the user's arm `own`; return all arms, best projection first.
 
-    The best projected end comes first. The objectives take turns, each adding its best remaining arm. An arm of the own
-    objective that is behind the own arm stays only if room is left. At the end of the budget, arms of all objectives
-    are compared.
+    The objectives take turns, each adding its remaining arm with the best projection. An arm behind the user's arm and
+    with the same objective stays only if room is left. At the end of the budget, arms are compared across objectives.
     """
     projected = {standing.arm: standing.projected(fraction) for standing in reached}
     own_first = sorted(reached, key=lambda standing: (standing.arm != own, -projected[standing.arm]))
     own_objective = own_first[0].objective
-    # Rank within the objective: the best arms of all objectives have rank 0, the second best 1, and so on.
+    # Rank within the objective: each objective's best arm has rank 0, its second best 1, and so on.
     next_rank = defaultdict[str, Iterator[int]](count)
     rank = {standing.arm: next(next_rank[standing.objective if fraction < 1 else ""]) for standing in own_first}
 
@@ -91,20 +90,20 @@ def decide_rung(reached: Sequence[RungStanding], fraction: float, room: int, own
 
 OWN = "yours"
 ROLLOUTS = (128, 16, 512)  # try these N, in this order
-# MaxRL's order at the end of a long run, as docs/explanation/study.md found; None if the order does not fall.
+# MaxRL's order at the end of a long run, from docs/explanation/study.md; None if the order does not fall.
 _FINAL_ORDERS: Mapping[Aim, int | None] = {"pass@1": 1, "pass@k": 16, "coverage": None}
 _FALLING = {"optimizer.schedule": "cosine"}
 
 
 def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmRecipe]:
-    """Return at most nine arms: the user's own first, then the most promising candidates.
+    """Return at most nine arms: the user's recipe first, then the most promising candidates.
 
-    Each candidate is the user's recipe with a different N, objective or learning rate, and a rate that falls over the
-    budget; docs/explanation/study.md gives the reasons. A gradient from fewer prompts is noisier, however many rollouts
-    they have, so the rate scales with the square root of the number of prompts. Each N is tried with this rate and with
-    three times this rate, because a pretrained model's rate may already be as high as possible.
+    Each candidate is the user's recipe with a different N, objective or learning rate, and with a rate that decays over
+    the budget; docs/explanation/study.md gives the reasons. A gradient from fewer prompts is noisier, however many
+    rollouts they have, so the rate scales with the square root of the number of prompts. Each N is tried at this rate
+    and at three times this rate, because a pretrained model's rate may already be as high as possible.
 
-    `prompts` maps each N that fits to the prompts per step that take as long as a step of the recipe.
+    `prompts` maps each N that fits to the number of prompts for a step as long as the recipe's.
     """
     objective = _objective(aim)
     sizes = [n for n in ROLLOUTS if n in prompts]
@@ -130,7 +129,7 @@ def _settings(
 
 
 def _objective(aim: Aim) -> dict[str, Any]:
-    """Return the settings of the objective that the study found best for an aim: MaxRL, with its order ending at k."""
+    """Return the settings of the objective that the study found best for an aim: MaxRL, ending at the aim's order."""
     return {"advantage": AdvantageSettings(estimator="maxrl", final_order=_FINAL_ORDERS[aim]).model_dump(mode="json")}
 
 
@@ -144,27 +143,27 @@ def _title(config: TrainConfig) -> str:
     return f"{batch}, {objective}{falls}, rate {plain(optimizer.learning_rate)}{schedule}"
 
 
-_TUNING_SEED = 1000  # all runs of the race have this seed; the final uses seeds 0, 1, 2, ...
-_POINTS = (RUNGS[0] / 2, *RUNGS)  # runs are evaluated at these fractions: the rungs and their halves
-NUM_EVALUATIONS = 1 + len(_POINTS)  # evaluations per whole run; the first is at the start
+_TUNING_SEED = 1000  # seed of all runs in the race; the final uses seeds 0, 1, 2, ...
+_POINTS = (RUNGS[0] / 2, *RUNGS)  # evaluate at each rung and at half of each
+NUM_EVALUATIONS = 1 + len(_POINTS)  # evaluations in a full run; the first is at the start
 
 
 @dataclass(frozen=True)
 class TuningSpec:
-    """The plan of a tuning."""
+    """The definition of a tuning."""
 
     aim: Aim
-    k: int  # the k of the pass@k to raise
+    k: int  # raise pass@k for this k
     seconds: float  # budget of the whole command
     run_seconds: float  # budget per run
     seeds: int  # runs of each arm in the final
-    jobs: int  # runs at the same time
+    jobs: int  # runs in parallel
     machine: str
     start: Mapping[int, Estimate]  # k -> held-out pass@k of the start
     tuning_prompts: tuple[int, int]  # evaluation.skip_prompts and num_prompts of the race
-    arms: tuple[ArmRecipe, ...]  # the user's own first
-    evaluation_seconds: float = 0.0  # one evaluation takes this long
-    used_seconds: float = 0.0  # part of `seconds` that the pilot and earlier calls used
+    arms: tuple[ArmRecipe, ...]  # the user's first
+    evaluation_seconds: float = 0.0  # time of one evaluation
+    used_seconds: float = 0.0  # part of `seconds` used by the pilot and earlier calls
 
     @property
     def own(self) -> ArmRecipe:
@@ -176,7 +175,7 @@ class TuningSpec:
         return next(arm for arm in self.arms if arm.name == name)
 
     def final(self, winner: ArmRecipe, run_seconds: float, seeds: int) -> ComparisonSpec:
-        """Return the comparison of the winner with the user's recipe."""
+        """Return the spec of the comparison between the winner and the user's recipe."""
         points = tuple(run_seconds * fraction for fraction in _POINTS)
         return ComparisonSpec(
             (self.own, winner), "seconds", run_seconds, points, seeds, machine=self.machine, jobs=self.jobs
@@ -206,71 +205,69 @@ class TuningSpec:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the spec of a folder."""
+        """Read the spec in a folder."""
         content = read_fields(folder / TUNE_FILE, "tuning")
         content["start"] = {int(k): Estimate(**estimate) for k, estimate in content["start"].items()}
         return cls(**content)
 
 
-USED = 0.85  # fraction of the time outside evaluations that is training; the rest is startup and last steps
+USED = 0.85  # fraction of non-evaluation time spent training; the rest is startup and final steps
 MIN_SEEDS = 2  # a final needs at least this many
-_CONCLUDING = 0.03  # fraction of the whole budget that the answer's tables and figures take
-_MIN_FRACTION = (
-    0.5  # the final's runs get at least this fraction of their planned budget, even if that means fewer seeds
-)
-_FIRST_EVALUATIONS = 3  # evaluations of a run up to the first rung; each later rung has one
+_CONCLUDING = 0.03  # fraction of the whole budget reserved for the answer's tables and figures
+_MIN_FRACTION = 0.5  # runs in the final get at least this fraction of their planned budget; drop seeds if necessary
+_FIRST_EVALUATIONS = 3  # evaluations in a run up to the first rung; later rungs have one each
 
 
 @dataclass
 class TuneClock:
-    """Divides the remaining budget, and measures how long runs take beyond their training."""
+    """Divides the remaining budget, and measures how much time runs take in addition to training."""
 
     spec: TuningSpec
-    deadline: float  # all runs end by this time of `time.perf_counter`
-    extra: float | None = None  # seconds that a run up to the first rung takes beyond training; None until measured
+    deadline: float  # `time.perf_counter` time by which all runs must end
+    extra: float | None = None  # seconds, beyond training, of a run up to the first rung; None until measured
 
     @classmethod
     def start(cls, spec: TuningSpec) -> TuneClock:
-        """Start a clock with the budget that earlier calls left."""
+        """Start a clock with the budget left by earlier calls."""
         return cls(spec, perf_counter() + spec.seconds * (1 - _CONCLUDING) - spec.used_seconds)
 
     @property
     def left(self) -> float:
-        """Seconds that are left for runs; negative after the deadline."""
+        """Seconds left for runs; negative after the deadline."""
         return self.deadline - perf_counter()
 
     @property
     def left_to_race(self) -> float:
-        """Seconds left for the race; a short final is already subtracted."""
+        """Seconds left for the race after setting aside time for a short final."""
         return self.left - self.final_seconds(_MIN_FRACTION)
 
     def rung_seconds(self, rung: int) -> float:
-        """Return the time that a rung should take."""
+        """Return the expected duration of a rung."""
         entering = room_after(rung - 1, len(self.spec.arms)) if rung else len(self.spec.arms)
         length = RUNGS[rung] - (RUNGS[rung - 1] if rung else 0.0)
         return ceil(entering / self.spec.jobs) * self._run_seconds(length, 1 if rung else _FIRST_EVALUATIONS)
 
     def final_seconds(self, fraction: float = 1.0) -> float:
-        """Return the time that the final should take if each run gets this fraction of its planned budget."""
+        """Return the expected duration of the final if each run gets this fraction of its planned budget."""
         return self._waves(self.spec.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
 
     @property
     def whole_seconds(self) -> float:
-        """The time that the race and the final should take."""
+        """Expected duration of the race and the final."""
         return sum(map(self.rung_seconds, range(len(RUNGS)))) + self.final_seconds()
 
     def observe(self, seconds: float) -> None:
-        """Measure `extra` from the seconds of the first rung."""
+        """Compute `extra` from the seconds that the first rung took."""
         waves = ceil(len(self.spec.arms) / self.spec.jobs)
         self.extra = max(seconds / waves - RUNGS[0] * self.spec.run_seconds, 0.0)
 
     def size_of_final(self) -> tuple[float, int] | None:
-        """Return (budget per run, seeds) of a final that fits into the time left; None if none fits."""
+        """Return (budget per run, seeds) for a final that fits in the time left; None if none fits."""
         for seeds in range(self.spec.seeds, MIN_SEEDS - 1, -1):
             seconds_per_run = self.left / self._waves(seeds)
             shortest, longest = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_MIN_FRACTION, 1.0))
             if seconds_per_run >= shortest:
-                # a run's time is linear in its budget from `_MIN_FRACTION` on
+                # above `_MIN_FRACTION`, a run's duration is linear in its budget
                 position = min((seconds_per_run - shortest) / (longest - shortest), 1.0)
                 fraction = _MIN_FRACTION + (1 - _MIN_FRACTION) * position
                 return float(f"{fraction * self.spec.run_seconds:.4g}"), seeds
@@ -280,11 +277,11 @@ class TuneClock:
         return ceil(2 * seeds / self.spec.jobs)
 
     def _run_seconds(self, fraction: float, evaluations: int) -> float:
-        """Return the time of a run with this fraction of its planned budget; linear from a fraction of 1/4 on."""
+        """Return the duration of a run with this fraction of its planned budget; linear for fractions above 1/4."""
         training = fraction * self.spec.run_seconds
         if self.extra is None:
             return training / USED + evaluations * self.spec.evaluation_seconds
         more = evaluations / _FIRST_EVALUATIONS
-        if self.spec.own.config.engine.clock == "cpu":  # extra then includes time when the run had no core
+        if self.spec.own.config.engine.clock == "cpu":  # `extra` then includes time spent waiting for a core
             more = max(more, fraction / RUNGS[0])
         return training + max(more, 1.0) * self.extra
