@@ -135,7 +135,7 @@ def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatA
 
     A prefix with probability p is a node in the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node in a
     tree of n independent rollouts counts as (1 - (1 - p)^N') / (1 - (1 - p)^n). The estimate is exactly unbiased for
-    every N', below or above n. Sampling must not use top-p or top-k.
+    every N', below or above n. Sampling must not be truncated.
 
     Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
     """
