@@ -168,7 +168,7 @@ class Backlog:
         self._stale = stale
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
-        """Return the reported groups that wait, and the rest as plain values. Other prompts will be sampled again."""
+        """Return the reported, waiting groups, and the rest as plain values. Other prompts will be sampled again."""
         carried = tuple(group for serial, group in self._ready.items() if serial not in self._open)
         prompts = [*self._pending, *(self._open[serial] for serial in sorted(self._open))]
         return carried, {

@@ -156,7 +156,7 @@ class TreeLearner:
         self._echo = echo
         self._observe = observe
         self._chose_forward = False
-        self._takes_flat_path: bool | None = None  # whether that is faster; None until it is measured
+        self._takes_flat_path: bool | None = None  # whether that is faster; None until measured
         self._save_checked = False
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
@@ -311,7 +311,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Learner`. Raises a ValueError if entries are missing or the state belongs to a different model."""
+        """See `Learner`. Raise a ValueError if entries are missing (it names them) or the model is different."""
         state = in_memory(state, self._trained, [snapshot.name for snapshot in self._snapshots])
         for snapshot in self._snapshots:
             if snapshot.name not in state:
@@ -358,7 +358,7 @@ class TreeLearner:
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
-        """Compute the gradient of a mini-batch, chunk by chunk. Return sums over its nodes, shape [S]."""
+        """Compute a mini-batch's gradient from zero, chunk by chunk. Return sums over its nodes, shape [S]."""
         loss = self._config.loss
         logprobs = self._logprobs
         self._optimizer.zero_grad(set_to_none=True)

@@ -100,7 +100,7 @@ def empty_like(parameter: Tensor, offload: bool) -> Tensor:
 
 
 class ReferencePolicy(Snapshot):
-    """A snapshot that can replace the model's weights for a forward pass. Each use copies an offloaded one."""
+    """A snapshot that can replace the model's weights for a forward pass. If offloaded, it is copied at each use."""
 
     name = "reference"
 
@@ -222,7 +222,7 @@ def _moments_like(parameter: Tensor, quantized: bool) -> dict[str, Tensor]:
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with moments laid out like the parameters. Moments of other shapes stay as is."""
+    """Return an optimizer's state with moments laid out like the parameters, except moments of other shapes."""
 
     def laid_out(index: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
         if index >= len(parameters) or moments[MOMENTS[0]].shape != parameters[index].shape:

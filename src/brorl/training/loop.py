@@ -34,8 +34,8 @@ STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 def train_run(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
 
-    A stop request never discards an update. Before a step's update begins, it discards the step's samples, and a
-    resumed run draws them again. After that, the step finishes first.
+    A stop request never discards an update. Before a step's update, it discards the step's samples, and a resumed run
+    draws them again. Once the update has begun, the step finishes first.
 
     Args:
         run: The parts of the run, already restored to `state`.

@@ -88,7 +88,7 @@ class MiniBatch:
     negative_K: Tensor  # summed negative advantages, shape [K]
     count_K: Tensor  # rollouts that sampled each node's token, shape [K]
     reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without a reference
-    sampled_K: Tensor  # `count_K` estimated from chosen responses, each weighted by 1 / chance of choice, shape [K]
+    sampled_K: Tensor  # `count_K` estimated from chosen responses, weighted by 1 / chance of being chosen, shape [K]
     token_weight_K: Tensor  # `sampled_K` times the aggregation's weights, for the KL penalty, shape [K]
     # Divides the loss, and covers all rollouts of the groups, so every group of a step has the same weight, even if the
     # step's mini-batches differ in size.
@@ -168,7 +168,7 @@ def prepare_mini_batches(
     Args:
         groups: The groups of the step, with advantages.
         is_fresh: For each group, whether this step sampled it, in which case no earlier step computed its old
-        log-probs.
+            log-probs.
         logprobs: Computes log-probs under the current weights and the reference; all ranks call this function.
         generator: Chooses the groups of each mini-batch, and the responses to train on if not all of them.
     """
@@ -208,7 +208,7 @@ def _mismatch_metrics(fresh: Sequence[Group], config: TrainConfig) -> Mapping[st
 
 
 def zero_sums(device: torch.device) -> Tensor:
-    """Return sums of zero, shape [S]."""
+    """Return zero sums, shape [S]."""
     return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
 
 

@@ -31,7 +31,7 @@ from brorl.training.learner_state import ReferencePolicy
 from brorl.training.ranks import Ranks, deal
 from brorl.tree import RolloutTree
 
-LITTLE_SHARED = 0.8  # rows may be faster if trees have more than this fraction of their tokens, including prompts
+LITTLE_SHARED = 0.8  # rows may be faster if trees have more than this fraction of the rows' tokens, including prompts
 
 
 def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToken:
@@ -96,9 +96,7 @@ class PolicyLogprobs:
             for piece, (_, node_M), logprob_M in zip(pieces, subtrees, logprobs, strict=True)
         ]
         whole_logprobs = [np.empty(tree.num_nodes) for tree in trees]
-        for index, node_M, logprob_M in chain(
-            *reversed(self.ranks.gather(local))
-        ):  # rank 0 writes last, so its values win
+        for index, node_M, logprob_M in chain(*reversed(self.ranks.gather(local))):  # rank 0 writes last
             whole_logprobs[index][node_M] = logprob_M
         return whole_logprobs
 

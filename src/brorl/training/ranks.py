@@ -120,7 +120,7 @@ def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
 
     Example: for two trees with 3 and 1 responses of equal cost on 2 ranks, rank 0 gets responses 0 and 1 of the first
     tree, and rank 1 gets response 2 and the second tree. At most R - 1 trees are split. A loss is a sum over responses,
-    so the gradients of a tree's parts add up to that of the tree. The second rank recomputes the prompt and shared
+    so the gradients of a tree's parts add up to the tree's gradient. The second rank recomputes the prompt and shared
     tokens.
 
     Args:
