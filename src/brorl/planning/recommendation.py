@@ -24,9 +24,9 @@ from brorl.planning.pilot import ExpectedCounts, PilotCounts, expected_counts, f
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 
 _REPLICATES = 400
-_MIN_TIME_ERROR = 0.05  # relative error; step times are never known more precisely
+_MIN_TIME_ERROR = 0.05  # relative error; step times are never known to better than this
 _SIGNIFICANT = 0.025
-NEARLY_BEST = 1.1  # limit on a tied N's noise / the least; without it an uncertain pilot would pick the largest N
+NEARLY_BEST = 1.1  # limit on a tied N's noise relative to the least, or an uncertain pilot would pick the largest N
 _MIN_FRACTION = 1e-9  # minimum fraction of mixed groups in a replicate; a step then takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
@@ -134,7 +134,7 @@ class _Steps:
         return self.seconds(column, num_prompts)["total"]
 
     def redrawn_prompts(self, drawn: ExpectedCounts, column: int, num_prompts: int) -> FloatArray:
-        """Return the unrounded number of prompts that take the same time in each replicate, shape [B].
+        """Return, for each replicate, the unrounded number of prompts that takes the same time, shape [B].
 
         For a given number of rounds, the cost is affine in the number of prompts. If no prompts fit, every entry is 1.
         """
