@@ -47,7 +47,7 @@ class UnverifiedResponsesError(UserError):
 
 
 class BrokenVerifierError(UserError):
-    """A verifier has failed on every response so far, so that all of them would count as incorrect."""
+    """A verifier has failed on every response so far, so all of them would count as incorrect."""
 
     exit_code = 1
 

@@ -56,8 +56,8 @@ class _Tracker(NamedTuple):
 class Trackers:
     """The open trackers of a run; made by `open_trackers`.
 
-    For each tracker, `trackers.json` stores the run's name there (`id`) and the last step sent (`told`), so that no
-    step is sent twice.
+    For each tracker, `trackers.json` stores the run's name there (`id`) and the last step sent (`told`), so no step is
+    sent twice.
     """
 
     def __init__(self, state_file: Path, echo: Echo) -> None:
