@@ -59,13 +59,13 @@ class ToolError(UserError):
 
 
 class LearnerLostError(UserError):
-    """A process of the learner died or stalled; the run can continue from its last checkpoint."""
+    """A process of the learner died or stalled; the run can resume from its last checkpoint."""
 
     exit_code = 1
 
 
 class EngineLostError(UserError):
-    """The sampling engine died; the run can continue from its last checkpoint."""
+    """The sampling engine died; the run can resume from its last checkpoint."""
 
     exit_code = 1
 

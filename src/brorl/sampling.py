@@ -27,10 +27,10 @@ MIN_TEMPERATURE = 1e-6
 class SamplingParams:
     """Settings of one sampling run."""
 
-    temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
+    temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt are equal)
     # Keep the smallest set of most probable tokens whose mass reaches top_p, plus ties with the last one; 1 keeps all.
     top_p: float = 1.0
-    top_k: int = 0  # applied first: keep this many most probable tokens, plus ties with the last one; 0 keeps all
+    top_k: int = 0  # applied first: keep the k most probable tokens, plus ties with the last one; 0 keeps all
     # Maximum tokens per response, including the end token. A response that reaches the limit unfinished is truncated.
     max_new_tokens: int = 256
     # These tokens end a response, in addition to the engine's end-of-sequence tokens.

@@ -67,7 +67,7 @@ class Trackers:
         self.state = _read_state(state_file)
 
     def log(self, record: StepRecord) -> None:
-        """Send a record's numbers to every tracker that lacks its step, unless it records an attempt."""
+        """Send a record's numbers to every tracker that does not have its step yet, unless it is an attempt."""
         from brorl.runs.step_record import to_json
 
         if record.attempt is not None:

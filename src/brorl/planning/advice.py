@@ -39,7 +39,7 @@ class PlanResult(Result):
 
     @property
     def recommended(self) -> PlanRow | None:
-        """The recommended row, whose `budget_prompts` is the prompts per step; None if no N fits in the budget."""
+        """The recommended row; its `budget_prompts` is the prompts per step. None if no N fits in the budget."""
         return self.plan.recommended
 
     @classmethod
@@ -55,8 +55,8 @@ class PlanResult(Result):
     ) -> PlanResult:
         """Run a pilot of (prompts, rollouts per prompt), time a few steps, and make a plan from them.
 
-        The recipe's own N is also compared. An N that the recipe's objective does not support is skipped. Without
-        `seconds_per_step`, the budget is the time of a step with the recipe's own settings.
+        The recipe's N is also compared. An N that the recipe's objective does not support is skipped. Without
+        `seconds_per_step`, the budget is the time of a step with the recipe's settings.
 
         Raises:
             UnmixedPilotError: If no group of the pilot is mixed.
@@ -163,7 +163,7 @@ def advice_lines(result: PlanResult) -> list[str]:
 
 
 def _recipe_words(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
-    """Return how many prompts fit in the same time at the recipe's own N."""
+    """Return how many prompts fit in the same time at the recipe's N."""
     recipe = plan.rows[plan.recipe]
     if chosen is recipe:
         return f"N is the recipe's own, with {settings.prompts_per_step} prompts per step in the recipe"
@@ -281,7 +281,7 @@ def next_commands(
     trained = {"model": given["model"]} if given.get("model") else {}
     compared = {"from": given["model"]} if given.get("model") else {}
     if is_of_a_run:
-        trained["output_dir"] = None  # the run's own directory is not empty
+        trained["output_dir"] = None  # the original run's directory is not empty
     trained |= settings | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
     train = shell_command("train", recipe, *options_of(trained))
     fitting = [other for other in plan.rows if other.budget_prompts]

@@ -43,7 +43,7 @@ _BEST = "best"
 
 
 class CollectorState(NamedTuple):
-    """Everything that a collector needs to continue as if it had never stopped."""
+    """Everything that a collector needs to resume as if it had never stopped."""
 
     stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
@@ -55,7 +55,7 @@ class CollectorState(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Everything besides the weights that a run needs to continue as if it had never stopped."""
+    """Everything except the weights that a run needs to resume as if it had never stopped."""
 
     step: int  # number of steps done
     learner: dict[str, Any] | None  # the learner's optimizer and number of updates; None at the start

@@ -94,7 +94,7 @@ class RunDirectory:
                         file.unlink()
 
     def write_responses(self, folder: Folder, step: int, groups: Sequence[Group]) -> None:
-        """Store groups with texts: all that a step sampled, whether kept or not, or those of an evaluation."""
+        """Store groups with their text: all that a step sampled, whether kept or not, or those of an evaluation."""
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
@@ -226,7 +226,7 @@ class StoredRun:
     settings: Mapping[str, str]
     environment: Mapping[str, Any]  # `env.json`; empty if it is missing
     records: tuple[StepRecord, ...]  # by ascending step
-    held_out: tuple[str, ...] = ()  # texts of the held-out prompts, in order; empty if not stored
+    held_out: tuple[str, ...] = ()  # text of each held-out prompt, in order; empty if not stored
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:

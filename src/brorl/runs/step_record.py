@@ -101,7 +101,7 @@ class SamplingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolUse:
-    """The tool calls of some rollouts, and the tokens of their results."""
+    """The tool calls in a set of rollouts, and the tokens of their results."""
 
     turns: Annotated[float, "turns", "mean number of turns per rollout, 1 without calls"] = 1.0
     calls: Annotated[int, "calls", "calls with a result, in all rollouts"] = 0

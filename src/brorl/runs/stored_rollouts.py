@@ -1,4 +1,4 @@
-"""Stored rollouts: write groups with texts as a table, and read them back.
+"""Stored rollouts: write groups with their text as a table, and read them back.
 
 A file omits prompt tokens and verdict times, and keeps only the beginning of a long reference answer.
 
@@ -40,7 +40,7 @@ Folder = Literal["rollouts", "evaluations"]
 
 
 def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
-    """Return a step's groups, which must have texts, as a table with one row per distinct response."""
+    """Return a step's groups, which must have text, as a table with one row per distinct response."""
     import pyarrow as pa
 
     trees = [group.tree for group in groups]

@@ -61,7 +61,7 @@ class AsyncCollector(Collector):
         return self
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
-        """Sample with the newest weights. See `Sampler.sample`. Sampling for training continues meanwhile."""
+        """Sample with the newest weights. See `Sampler.sample`. Sampling for training continues in the meantime."""
         with self._changed:
             tickets = [self.pool.submit(piece) for piece in task.split(self.config.cluster.prompts_per_task)]
             self._asked |= dict.fromkeys(tickets)

@@ -23,8 +23,8 @@ class PromptStart:
 
     serial: int  # number of the start: 0, 1, 2, ...
     prompt: Prompt
-    version: int  # newest weights when it began; once done, the weights that sampled it
-    call: int  # number of the `start` call with this version that began it
+    version: int  # version of the newest weights when it began; once done, of the weights that sampled it
+    call: int  # which of the `start` calls with this version began it
     index: int  # position of the prompt within the call
 
 

@@ -88,7 +88,7 @@ class Ending(Enum):
 class Recorder:
     """Does the bookkeeping of a run: writes records, evaluates, saves checkpoints, and decides when the run ends.
 
-    It continues after `step`, the last completed step.
+    It starts after `step`, the last completed step.
     """
 
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:

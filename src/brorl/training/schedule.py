@@ -39,7 +39,7 @@ class Patience:
 
 
 class Evaluations:
-    """Tracks a run's best evaluation, and whether its scores still rise.
+    """Tracks a run's best evaluation, and whether its scores are still rising.
 
     Only regular evaluations can end the run. An evaluation at an evaluation point of the budget, or at the step where a
     resumed run had ended, must not affect training.
@@ -78,7 +78,7 @@ class Evaluations:
             self._stall = Patience(self._stall.best)
 
     def why_over(self) -> str | None:
-        """Return why the run ends after the last record, or None if its evaluations still rise."""
+        """Return why the run ends after the last record, or None if its evaluations are still improving."""
         patience = self._settings.patience
         if patience is None or self._stall.length < patience:
             return None
@@ -117,7 +117,7 @@ class ReferenceSchedule:
         self._kls: list[float] = []
 
     def why_reset(self, record: StepRecord) -> str | None:
-        """Return why the reference is reset after the step of a record, or None for no reset."""
+        """Return why the reference is reset after a record's step, or None for no reset."""
         settings = self._settings
         since = record.step - self._last_reset
         kls, stall = self._with(record)
