@@ -41,7 +41,7 @@ class Round:
 class Decoding:
     """An engine call has made progress. The numbers cover all prompts of the call.
 
-    It is reported after each position (native engine), after tasks (pooled) or after the call (vLLM).
+    It is reported after each position (native engine), as tasks finish (pooled) or after the call (vLLM).
     """
 
     finished: int  # rollouts that have ended

@@ -42,7 +42,7 @@ def build_run(
     cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
 ) -> tuple[TrainingRun, TrainerState]:
-    """Build a run at its last checkpoint, or at its start.
+    """Build a run, restored to its last checkpoint if there is one.
 
     Args:
         config: The run's settings.
@@ -54,7 +54,7 @@ def build_run(
         on_end: Receives the function that ends the engine, if the engine runs in this process.
 
     Returns:
-        The run, and the state that its parts are in.
+        The run, and the state that its parts were restored to.
 
     Raises:
         UserError: If the data, the model, the tokenizer or the machine's memory does not fit.

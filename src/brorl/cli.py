@@ -32,8 +32,8 @@ class Command(NamedTuple):
 
     summary: str  # one line for `brorl --help`
     function: str  # its arguments become the options of the command
-    inherits: tuple[str, ...] = ()  # functions whose arguments become options too
-    settings: str = ""  # the tuple of settings and sections (`verification.`) that it accepts; empty: all
+    inherits: tuple[str, ...] = ()  # functions whose arguments also become options
+    settings: str = ""  # the tuple of settings and sections (`verification.`) that it accepts; empty means all
     is_shown: bool = True  # whether the result is printed here; otherwise the function prints it
 
 
@@ -84,7 +84,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Help(argparse.HelpFormatter):
-    """A help formatter that breaks lines only at spaces, so that paths stay whole."""
+    """A help formatter that breaks lines only at spaces, so paths stay whole."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -116,14 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except BrokenPipeError:
-        if not _is_closed(sys.stdout):  # the broken pipe led to a different process, which has exited
+        if not _is_closed(sys.stdout):  # the broken pipe led to a different process that has exited
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout on exit
         return CLOSED
     except OSError as error:
         if error.filename is None and error.errno in _FULL:  # a run's files have names, so this is redirected output
             print(f"brorl: {error.strerror}; free some space, or write the output elsewhere", file=sys.stderr)  # noqa: T201
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout on exit
             return CLOSED
         problem = _PATH_PROBLEMS.get(error.errno or 0)
         if problem is None or error.filename is None:
@@ -151,7 +151,7 @@ def _interrupt(_number: int) -> NoReturn:
 
 
 def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse.ArgumentParser:
-    """Make the parser of all commands. Only `chosen` commands get options, because options import their modules."""
+    """Make the parser of all commands. Only `chosen` commands get options, because adding them imports the command."""
     parser = _Parser(prog="brorl", description="RLVR with many rollouts per prompt, computed as one tree.")
     parser.add_argument("--version", action="version", version=f"brorl {brorl.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
@@ -196,7 +196,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _show(result: Any, is_shown: bool) -> int:
-    """Print the result of a command if it has one, and return the exit code."""
+    """Print a command's result, if any, and return the exit code."""
     if isinstance(result, int):
         return result
     if is_shown and result is not None:
@@ -243,7 +243,7 @@ def _add_options(parser: argparse.ArgumentParser, command: Command, with_setting
 
 def _help_of(docstring: str) -> dict[str, str]:
     """Return the help of each argument in a docstring: `Seed of the run.` becomes `seed of the run`."""
-    from docstring_parser.google import parse  # takes a tenth of a second
+    from docstring_parser.google import parse  # this import takes a tenth of a second
 
     texts = {argument.arg_name: " ".join((argument.description or "").split()) for argument in parse(docstring).params}
     lines = {name: text.removesuffix(".") for name, text in texts.items()}
@@ -340,7 +340,7 @@ def _overrides_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value_of(name: str, text: str, kind: Any) -> Any:
-    """Parse a setting's value: text stays unchanged, anything else is read as YAML, and lists need no brackets."""
+    """Parse a setting's value: text stays unchanged, other kinds are read as YAML, and lists need no brackets."""
     from brorl.config.reading import parse_yaml
 
     if kind in (str, str | None) and text != "null":

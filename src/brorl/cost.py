@@ -16,7 +16,7 @@ UNIT_WORDS: dict[Unit, str] = {unit: unit.replace("_", " ") for unit in UNITS}
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of some steps."""
+    """The cost of one or more steps."""
 
     steps: int = 0  # steps with an update
     seconds: float = 0.0  # wall time without evaluations
@@ -34,7 +34,7 @@ class Cost:
 
 
 def check_within_limit(name: str, amounts: Iterable[float], limit: float | None) -> None:
-    """Check the amounts of a setting: they must be above 0 and at most a budget's limit, so None allows none."""
+    """Check that a setting's amounts are above 0 and at most a budget's limit; None allows no amounts."""
     wrong = next((amount for amount in amounts if limit is None or not 0 < amount <= limit), None)
     if wrong is not None:
         raise ValueError(f"{name} must be above 0 and at most budget.limit = {limit}, got {wrong:g}; remove it")
@@ -54,16 +54,16 @@ class Budget:
         check_within_limit("budget.eval_points", self.eval_points, self.limit)
 
     def is_spent(self, spent: Cost) -> bool:
-        """Return whether a run that spent this has reached the limit."""
+        """Return whether a run that has spent this much has reached the limit."""
         return spent.of(self.unit) >= self.limit
 
     def passes_eval_point(self, before: Cost, after: Cost) -> bool:
-        """Return whether a step from one cost to another reached an evaluation point."""
+        """Return whether a step that began at one cost and ended at the other reached an evaluation point."""
         return any(before.of(self.unit) < eval_point <= after.of(self.unit) for eval_point in self.eval_points)
 
 
 def fraction_spent(steps: int | None, budget: Budget, spent_steps: int, spent: Cost) -> float:
-    """Return the spent fraction of a step limit (None: no limit) or of a budget, whichever is larger."""
+    """Return the fraction spent of a step limit (None: no limit) or of a budget, whichever is larger."""
     fraction = spent.of(budget.unit) / budget.limit
     return fraction if steps is None else max(spent_steps / steps, fraction)
 

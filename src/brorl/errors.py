@@ -47,7 +47,7 @@ class UnverifiedResponsesError(UserError):
 
 
 class BrokenVerifierError(UserError):
-    """A verifier has failed on every response so far, so that all of them would count as incorrect."""
+    """A verifier has failed on every response so far, so all of them would count as incorrect."""
 
     exit_code = 1
 
@@ -59,13 +59,13 @@ class ToolError(UserError):
 
 
 class LearnerLostError(UserError):
-    """A process of the learner died or stalled; the run can continue from its last checkpoint."""
+    """A process of the learner died or stalled; the run can resume from its last checkpoint."""
 
     exit_code = 1
 
 
 class EngineLostError(UserError):
-    """The sampling engine died; the run can continue from its last checkpoint."""
+    """The sampling engine died; the run can resume from its last checkpoint."""
 
     exit_code = 1
 

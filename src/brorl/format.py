@@ -82,7 +82,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return the repr of a value, in at most 60 characters."""
+    """Return the repr of a value, shortened to at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -128,7 +128,7 @@ def probability(value: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """Return a p value: three decimals from 0.001 up, two significant digits below."""
+    """Return a p-value: three decimals from 0.001 up, two significant digits below."""
     if not isfinite(p):
         return "-"
     if p >= 0.001:
@@ -161,7 +161,7 @@ def shell_command(*arguments: object) -> str:
 
 
 def command_name() -> str:
-    """Return `brorl` if the shell finds this installation, or the path of its script, or `PYTHON -m brorl`."""
+    """Return `brorl` if the shell finds this installation, else the path of its script or `PYTHON -m brorl`."""
     script = Path(sys.executable).with_name("brorl")
     if not script.is_file():
         return f"{shlex.quote(sys.executable)} -m brorl"

@@ -1,7 +1,7 @@
 """How a response is sampled and what ends it: temperature, top-p, top-k, length limits, stop tokens and stop strings.
 
-A text in `sampling.stop` that is a special token becomes a stop token, because special tokens are not part of a
-response's text. Every other text becomes a stop string, which can begin and end inside tokens.
+An entry of `sampling.stop` that is a special token becomes a stop token, because special tokens are not part of a
+response's text. Every other entry becomes a stop string, which can begin and end inside tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MIN_TEMPERATURE = 1e-6
 class SamplingParams:
     """Settings of one sampling run."""
 
-    temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
+    temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt are equal)
     # Keep the smallest set of most probable tokens whose mass reaches top_p, plus ties with the last one; 1 keeps all.
     top_p: float = 1.0
-    top_k: int = 0  # applied first: keep this many most probable tokens, plus ties with the last one; 0 keeps all
+    top_k: int = 0  # applied first: keep the k most probable tokens, plus ties with the last one; 0 keeps all
     # Maximum tokens per response, including the end token. A response that reaches the limit unfinished is truncated.
     max_new_tokens: int = 256
     # These tokens end a response, in addition to the engine's end-of-sequence tokens.
@@ -111,7 +111,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode the bytes of an 
 
 
 class StopStrings:
-    """The stop strings of a run: the texts in `stop` that are not special tokens of the tokenizer.
+    """The stop strings of a run: the entries of `stop` that are not special tokens of the tokenizer.
 
     A response ends with the first token that completes a stop string, even if the string ends inside the token. Its
     text ends before the stop string, or before the first one if the token completes several. With the stop string
@@ -122,11 +122,11 @@ class StopStrings:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
         self._tokenizer = tokenizer
         self.texts = tuple(text for text in stop if special_token(tokenizer, text) is None)
-        # Tokenizers add and remove spaces between tokens. Without spaces, the texts of tokens concatenate.
+        # Tokenizers add and remove spaces between tokens. Without spaces, the tokens' text can be concatenated.
         texts = [text.replace(" ", "") for text in self.texts]
         self.pieces = _Pieces(tokenizer)
         self.longest = max((len(text.encode()) for text in texts), default=0) or 1
-        # Where tokens split a character, their texts have one or more replacement characters in its place.
+        # If a character is split between tokens, their text has one or more replacement characters in its place.
         patterns = [
             "".join(re.escape(c) if c.isascii() else f"(?:{c}|{_REPLACEMENT}+)" for c in text) for text in texts
         ]
@@ -175,14 +175,14 @@ class _Pieces(dict[int, str]):
         self._tokenizer = tokenizer
 
     def __missing__(self, token: int) -> str:
-        # A token can decode differently alone and inside a text. A second copy shows what it adds inside a text.
+        # A token can decode differently alone than after other tokens. A second copy shows what it adds after a token.
         once, twice = (decode_tokens(self._tokenizer, [token] * n) for n in (1, 2))
         self[token] = (twice[len(once) :] if twice.startswith(once) else once).replace(" ", "")
         return self[token]
 
 
 def special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """Return the special token with this text, or None. A response's text omits special tokens."""
+    """Return the id of the special token with this text, or None. A response's text omits special tokens."""
     token = tokenizer.get_added_vocab().get(text)
     return None if token is None or not _is_left_out(tokenizer, token) else int(token)
 
@@ -197,7 +197,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tupl
 
 
 def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
-    """Check that the model's responses can end with every text in `sampling.stop`."""
+    """Check that the model's responses can end with every entry of `sampling.stop`."""
     if not (stop := tuple(stop)):
         return
     special = [text for text, token in tokenizer.get_added_vocab().items() if _is_left_out(tokenizer, token)]

@@ -14,7 +14,7 @@ class Section(BaseModel):
 
 
 def as_list(value: Any) -> Any:
-    """Turn one value into a list of one."""
+    """Wrap a single value in a list. Return lists and tuples unchanged."""
     return value if isinstance(value, list | tuple) else [value]
 
 

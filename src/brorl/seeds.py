@@ -13,7 +13,7 @@ _WORD = 2**32
 
 
 def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSequence:
-    """Return the seed sequence of a seed and two counters.
+    """Return the seed sequence for a seed and two counters.
 
     A numpy seed sequence mixes four 32-bit words. Here they are (low half of the seed, first, second, high half of the
     seed), so different arguments never have equal words. numpy's `SeedSequence([seed, step])` splits a large seed into

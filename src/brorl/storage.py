@@ -110,7 +110,7 @@ _MAX_NAME_LENGTH = 255  # bytes
 
 @contextmanager
 def optional(what: str, folder: Path, without: str) -> Iterator[None]:
-    """Run a block that some file systems (Drive, GCS FUSE, CIFS) do not support: warn once, and continue.
+    """Run a block that some file systems (Drive, GCS FUSE, CIFS) do not support. If it fails, warn once and continue.
 
     The error still propagates if the disk is full or damaged, or if another process holds a lock.
 
@@ -151,7 +151,7 @@ def point_at(link: Path, name: str) -> None:
     temporary = link.with_name(f".{link.name}.tmp")
     temporary.unlink(missing_ok=True)
     with optional("symbolic links", link.parent, f"{link.name} is a file that contains the folder's name"):
-        temporary.symlink_to(name)  # relative: the folder can be moved
+        temporary.symlink_to(name)  # relative, so the folder can be moved
     if not temporary.is_symlink():
         temporary.write_text(name, "utf-8")
     temporary.replace(link)
@@ -260,7 +260,7 @@ def parquet_bytes(table: Any) -> bytes:
 
 
 def json_ready(value: Any) -> Any:
-    """Convert a value for JSON: dataclasses to objects, keys to text, non-finite numbers to null."""
+    """Convert a value for JSON: dataclasses to objects, keys to strings, non-finite numbers to null."""
     if is_dataclass(value) and not isinstance(value, type):
         return json_ready({name: getattr(value, name) for name in value.__dataclass_fields__})
     if isinstance(value, Mapping):

@@ -47,7 +47,7 @@ class Result:
         console = Console(record=True, file=io.StringIO(), width=100, highlight=False, force_jupyter=False)
         pages = []
         for part in self.parts():
-            is_text = isinstance(part, str | Text)  # the page wraps it, so that a command is copied as one line
+            is_text = isinstance(part, str | Text)  # the page wraps it, so a command is copied as one line
             console.print(Text(part) if isinstance(part, str) else part, soft_wrap=is_text)
             layout = _PART.replace("WRAP", _WRAPPED if is_text else _SCROLLED)
             pages.append(console.export_html(inline_styles=True, code_format=layout))
@@ -61,7 +61,7 @@ class Table:
     title: str  # may be empty
     # Headings, with "\n" where the terminal breaks them. If all are empty, the table has no header.
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]  # each row has one text per column
+    rows: tuple[tuple[str, ...], ...]  # each row has one string per column
     notes: tuple[str, ...] = ()  # lines below the table
     # Indices of columns of words. They are left-aligned and wrap on a narrow terminal.
     words: frozenset[int] = frozenset({0})

@@ -56,8 +56,8 @@ class _Tracker(NamedTuple):
 class Trackers:
     """The open trackers of a run; made by `open_trackers`.
 
-    For each tracker, `trackers.json` stores the run's name there (`id`) and the last step sent (`told`), so that no
-    step is sent twice.
+    For each tracker, `trackers.json` stores the run's name there (`id`) and the last step sent (`told`), so no step is
+    sent twice.
     """
 
     def __init__(self, state_file: Path, echo: Echo) -> None:
@@ -67,7 +67,7 @@ class Trackers:
         self.state = _read_state(state_file)
 
     def log(self, record: StepRecord) -> None:
-        """Send a record's numbers to every tracker that lacks its step, unless it records an attempt."""
+        """Send a record's numbers to every tracker that does not have its step yet, unless it is an attempt."""
         from brorl.runs.step_record import to_json
 
         if record.attempt is not None:

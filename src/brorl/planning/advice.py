@@ -39,7 +39,7 @@ class PlanResult(Result):
 
     @property
     def recommended(self) -> PlanRow | None:
-        """The recommended row, whose `budget_prompts` is the prompts per step; None if no N fits in the budget."""
+        """The recommended row; its `budget_prompts` is the prompts per step. None if no N fits in the budget."""
         return self.plan.recommended
 
     @classmethod
@@ -53,10 +53,10 @@ class PlanResult(Result):
         announce: Callable[[str], None],
         seconds_per_step: float | None = None,
     ) -> PlanResult:
-        """Take a pilot of (prompts, rollouts per prompt), time some steps, and make a plan from them.
+        """Run a pilot of (prompts, rollouts per prompt), time a few steps, and make a plan from them.
 
-        The recipe's own N is also compared. An N that the recipe's objective does not support is skipped. Without
-        `seconds_per_step`, the budget is the time that the recipe's own step takes.
+        The recipe's N is also compared. An N that the recipe's objective does not support is skipped. Without
+        `seconds_per_step`, the budget is the time of a step with the recipe's settings.
 
         Raises:
             UnmixedPilotError: If no group of the pilot is mixed.
@@ -163,7 +163,7 @@ def advice_lines(result: PlanResult) -> list[str]:
 
 
 def _recipe_words(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
-    """Return how many prompts fit in the same time at the recipe's own N."""
+    """Return how many prompts fit in the same time at the recipe's N."""
     recipe = plan.rows[plan.recipe]
     if chosen is recipe:
         return f"N is the recipe's own, with {settings.prompts_per_step} prompts per step in the recipe"
@@ -172,13 +172,13 @@ def _recipe_words(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) ->
 
 
 def _to_recipe(plan: RolloutPlan, row: PlanRow) -> str:
-    """Return the gradient noise of a row as a multiple of the recipe's in the same time."""
+    """Return the gradient noise of a row as a multiple of the recipe's noise at equal time."""
     recipe = plan.rows[plan.recipe]
     return f"{row.to_best.value / recipe.to_best.value:.2f}" if recipe.budget_prompts else "-"
 
 
 def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
-    """Name every N tied with the best, or the second best if none is."""
+    """Name every N tied with the best, or the second best if there is no tie."""
     fitting = [row for row in plan.rows if row is not chosen and row.budget_prompts]
     if len(plan.tied) > 1:
         *tied, last = [str(plan.rows[i].num_rollouts) for i in plan.tied]
@@ -269,7 +269,7 @@ _LARGE_N = 512
 def next_commands(
     result: PlanResult, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
 ) -> tuple[str | None, str | None]:
-    """Return the commands that train with the recommendation and that test the plan, or None for either.
+    """Return two commands: to train with the recommendation, and to test the plan. Either may be None.
 
     The settings in `given` override the recipe, which may be a run's recipe.
     """
@@ -281,7 +281,7 @@ def next_commands(
     trained = {"model": given["model"]} if given.get("model") else {}
     compared = {"from": given["model"]} if given.get("model") else {}
     if is_of_a_run:
-        trained["output_dir"] = None  # the run's own directory is not empty
+        trained["output_dir"] = None  # the original run's directory is not empty
     trained |= settings | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
     train = shell_command("train", recipe, *options_of(trained))
     fitting = [other for other in plan.rows if other.budget_prompts]

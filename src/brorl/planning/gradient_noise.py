@@ -38,7 +38,7 @@ from brorl.tree import RolloutTree
 
 _FLIPS = 4000
 _SKETCH = 1 << 18  # gradients longer than this are projected onto this many numbers
-_PIECE = 1 << 22  # numbers of a gradient projected in one operation
+_PIECE = 1 << 22  # gradient entries projected in one operation
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GradientProducts:
 
     @classmethod
     def of(cls, first_PK: FloatArray, second_PK: FloatArray, half_rollouts: int) -> GradientProducts:
-        """Multiply the gradients of P prompts from the first and second halves of their rollouts, shape [P, K]."""
+        """Multiply P prompts' gradients, estimated from the first and second halves of their rollouts, shape [P, K]."""
         mean_PK = (first_PK + second_PK) / 2
         difference_PK = first_PK - second_PK
         return cls(
@@ -100,7 +100,7 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
 
 
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:
-    """Flip signs of the prompts' gradients at random. Return the fraction of flips with |G|^2 at least as measured.
+    """Flip signs of the prompts' gradients at random. Return the fraction of flips with |G|^2 at least as large.
 
     This p-value is uniform on [0, 1] if the gradients are distributed symmetrically around 0.
     """

@@ -1,8 +1,8 @@
 """Pass rates of prompts from a pilot, and the fraction of mixed groups at a different N.
 
-Up to the pilot's n rollouts, the fractions are unbiased counts without a model. Beyond n they come from a fit: pass
-rates are Beta(a, b), with one fraction of prompts at exactly 0 and one at exactly 1. Counts among n rollouts cannot
-distinguish a pass rate of 0 from one far below 1 / n, so report both readings beyond n.
+Up to the pilot's n rollouts, the fractions come straight from the counts and are unbiased. Beyond n, they come from a
+fit: pass rates follow a Beta(a, b), with spikes at exactly 0 and exactly 1. Counts among n rollouts cannot distinguish
+a pass rate of 0 from one far below 1 / n, so report both readings beyond n.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
 def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
     """Predict fractions from the most likely distribution of any shape: weights on a grid of pass rates from 0 to 1.
 
-    A Beta predicts too few mixed groups where pass rates are far from 0 without being 0; this distribution does not.
-    Its predictions far beyond n depend on a few prompts. Returns the fractions of mixed groups and of prompts with a
+    A Beta predicts too few mixed groups if low pass rates are still well above 0; this distribution does not. Its
+    predictions far beyond n depend on a few prompts. Returns the fractions of mixed groups and of prompts with a
     success for J numbers of rollouts, each with shape [J].
 
     Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); fitted by EM.
@@ -115,7 +115,7 @@ def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntAr
 def refit_fractions(
     correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Refit to B reweighted sets of prompts, on the grid without zooms, and predict fractions from each fit.
+    """Refit to B reweighted sets of prompts, on the initial grid only, and predict fractions from each fit.
 
     Returns the fractions of mixed groups and of prompts with a success for J numbers of rollouts, each with shape
     [B, J].
@@ -213,7 +213,7 @@ def _log(x: FloatArray) -> FloatArray:
 
 
 def _mixed(a: Numbers, b: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
-    """Return the chance that N rollouts are mixed: a Beta(a, b) has this weight, the rest never mixes. Broadcasts."""
+    """Return the chance of a mixed group if pass rates are Beta(a, b) with this weight, else 0 or 1. Broadcasts."""
     all_correct = np.exp(betaln(a + num_rollouts, b) - betaln(a, b))
     none_correct = np.exp(betaln(a, b + num_rollouts) - betaln(a, b))
     chance: FloatArray = np.maximum(weight * (1.0 - all_correct - none_correct), 0.0)

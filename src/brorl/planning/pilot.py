@@ -1,7 +1,7 @@
 """The pilot of a plan: sample, grade and count a few rollouts of a few training prompts, and predict other N.
 
-The draws have their own seeds. Means over prompts have equal weights, or random weights in B replicates. Each replicate
-uses the same weights for pass rates and sizes, which preserves their dependence.
+The draws have separate seeds. Means over prompts have equal weights, or random weights in B replicates. Each replicate
+uses the same weights for pass rates and sizes, which preserves their correlation.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _trained_nodes(
     return trained_J
 
 
-_PARTS = 8  # parts of a step; the time of one is a lower bound for the step
+_PARTS = 8  # the time of a step on 1 / _PARTS of its prompts is a lower bound for the whole step
 _CALLS = 4  # engine calls of the pilot: one to warm up, then three that are timed
 _QUICK_SECONDS = 10.0  # if the pilot takes longer, timed steps are a quarter of its size
 
@@ -238,7 +238,7 @@ class PlanMeasurements:
 
     counts: PilotCounts  # the pilot, prompt by prompt
     summary: PilotSummary  # means over its rollouts
-    cost: StepCost  # seconds of a step
+    cost: StepCost  # seconds per step
     timings: list[StepTiming]  # timed steps that `cost` was fitted to
 
 
@@ -266,7 +266,7 @@ def measure(
     scratch: Path,
     announce: Callable[[str], None],
 ) -> PlanMeasurements:
-    """Take the pilot and time some steps, which store rollouts in the empty folder `scratch`.
+    """Run the pilot and time a few steps, which store rollouts in the empty folder `scratch`.
 
     `num_prompts` is at least 2, `num_rollouts` is even and at least 4, and `wanted` is ascending (shape [J]).
 

@@ -24,9 +24,9 @@ from brorl.planning.pilot import ExpectedCounts, PilotCounts, expected_counts, f
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 
 _REPLICATES = 400
-_MIN_TIME_ERROR = 0.05  # relative error; step times are never known more precisely
+_MIN_TIME_ERROR = 0.05  # relative error; step times are never known to better than this
 _SIGNIFICANT = 0.025
-NEARLY_BEST = 1.1  # limit on a tied N's noise / the least; without it an uncertain pilot would pick the largest N
+NEARLY_BEST = 1.1  # limit on a tied N's noise relative to the least, or an uncertain pilot would pick the largest N
 _MIN_FRACTION = 1e-9  # minimum fraction of mixed groups in a replicate; a step then takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
@@ -35,8 +35,8 @@ _MISSING = Estimate(np.nan, np.nan, np.nan)
 class StepSettings:
     """The recipe's step settings."""
 
-    num_rollouts: int  # the recipe's own N, which is compared with others
-    prompts_per_step: int  # the recipe's own number of groups
+    num_rollouts: int  # the recipe's N, which is compared with others
+    prompts_per_step: int  # the recipe's number of groups
     mini_batches: int  # updates per step, and the minimum number of groups in a step
     dynamic_sampling: bool  # whether only mixed groups are kept and the batch is refilled
     max_prompts: int  # largest number of groups in a step
@@ -77,9 +77,9 @@ class RolloutPlan:
 
     rows: list[PlanRow]  # one per N, ascending
     budget: float  # seconds per step
-    recipe: int  # index of the recipe's own N
+    recipe: int  # index of the recipe's N
     best: int | None  # index of the N with the least noise at the budget; None if no N fits
-    tied: list[int]  # indices that the pilot cannot distinguish from the best, including the best
+    tied: list[int]  # indices of each N that the pilot cannot distinguish from the best, including the best
     # index of the largest tied N with at most `NEARLY_BEST` times the least noise, because a larger N covers more rare
     # successes; None if no N fits
     chosen: int | None
@@ -134,7 +134,7 @@ class _Steps:
         return self.seconds(column, num_prompts)["total"]
 
     def redrawn_prompts(self, drawn: ExpectedCounts, column: int, num_prompts: int) -> FloatArray:
-        """Return the unrounded number of prompts that take the same time in each replicate, shape [B].
+        """Return, for each replicate, the unrounded number of prompts that takes the same time, shape [B].
 
         For a given number of rounds, the cost is affine in the number of prompts. If no prompts fit, every entry is 1.
         """
@@ -153,9 +153,9 @@ class _Steps:
 def make_plan(
     counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
 ) -> RolloutPlan:
-    """Compare values of N, including the recipe's own, and recommend one.
+    """Compare values of N, including the recipe's, and recommend one.
 
-    The budget is in seconds per step. None uses the time of a step with the recipe's own N and number of prompts.
+    The budget is in seconds per step. None uses the time of a step with the recipe's N and number of prompts.
     """
     recipe = counts.wanted_J.tolist().index(settings.num_rollouts)
     fit = fit_pass_rates(counts.correct_P, counts.num_rollouts)

@@ -1,7 +1,7 @@
 """Predict the seconds per training step for any number of rollouts and prompts, from a few measured steps.
 
-The seconds are a fixed cost plus a cost per unit of work, with coefficients >= 0. Far beyond the measured sizes this is
-a guess. The run's model does not change, because the measured steps train a copy.
+The seconds are a fixed cost plus a cost per unit of work, with coefficients >= 0. Far beyond the measured sizes, the
+prediction is a guess. The run's model does not change, because the measured steps train a copy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REPEATS = 3  # timings per step
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one call of every stage."""
+    """The work of one call to each stage."""
 
     groups: float  # groups to sample, verify and store
     unique_tokens: float  # tree nodes of these groups
@@ -175,7 +175,7 @@ def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: in
 def timing_sizes(
     num_prompts: int, num_rollouts: int, prompts_per_step: int, max_rollouts: int, quick: bool
 ) -> list[tuple[int, int]]:
-    """Choose (rollouts per prompt, prompts) of the steps to time in addition to the pilot.
+    """Choose the (rollouts per prompt, prompts) of the steps to time in addition to the pilot.
 
     No timed step has more rollouts than the pilot. If `quick`, it has at most a quarter of them.
     """
@@ -236,7 +236,7 @@ def time_steps(
     pilot: Sequence[SampledGroups],
     observe: Observe,
 ) -> list[StepTiming]:
-    """Time a step of each size a few times, alternating. In between, time the other stages on the pilot's groups."""
+    """Time a step of each size a few times, in turn. In between, time the other stages on the pilot's groups."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
     timed: dict[tuple[int, int], list[StepTiming]] = {}
     for n, p in sizes:

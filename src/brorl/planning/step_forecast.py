@@ -1,6 +1,6 @@
 """Forecast the seconds per training step from a few small timed steps, within a time limit.
 
-This trains the model that it receives, so discard it.
+This trains the given model, so discard the model afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from brorl.tree import truncation_rate
 MAX_TOKENS = 128  # measured responses are truncated after this many tokens
 _SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # maximum (rollouts, prompts) of each measured step
 _SECONDS = 5.0  # no larger size is measured after this time
-_FEW_TOKENS = 16  # response length where only the setup or the threads matter
+_FEW_TOKENS = 16  # response length when only the setup or the number of threads matters
 _STEPS_A_THREAD_COUNT = 3  # steps per number of threads
 
 
@@ -57,12 +57,12 @@ class _Measurement(NamedTuple):
     timings: list[StepTiming]
     groups: Sequence[Group]  # of the largest step
     seconds: float  # total duration
-    step_s: tuple[float, float]  # seconds of a step of the first size with few tokens, and of the last step
+    step_s: tuple[float, float]  # seconds per step: first size with short responses; last size timed
     is_stopped: bool
 
 
 def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo) -> _Measurement:
-    """Time a tiny step, then larger ones that should end in time if time is proportional to rollouts."""
+    """Time a tiny step, then larger ones that should finish in time if time is proportional to rollouts."""
     started = perf_counter()
     brief = _cut(parts, _FEW_TOKENS)
     sizes = _sizes(parts)
@@ -76,10 +76,10 @@ def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo
         if perf_counter() - started > max_seconds / 2:
             break
     echo(f"{num_rollouts} rollouts of {few} tokens take {last_s:.2g} s; timing larger steps until {max_seconds:g} s")
-    first_size_s = last_s * prod(sizes[0]) / num_rollouts  # a step of the first size with few tokens
+    first_size_s = last_s * prod(sizes[0]) / num_rollouts  # a step of the first size with short responses
     left_s = max_seconds - (perf_counter() - started)
     tokens = MAX_TOKENS if left_s * few >= first_size_s * MAX_TOKENS else int(few * left_s / first_size_s)
-    if left_s < first_size_s:  # not even that step would end in time
+    if left_s < first_size_s:  # not even that step would finish in time
         seconds = perf_counter() - started
         return _Measurement(brief, [probe], sampled.groups, seconds, (first_size_s, last_s), is_stopped=True)
     is_stopped = tokens < min(MAX_TOKENS, parts.config.sampling.max_new_tokens)
@@ -126,9 +126,9 @@ def forecast_step(
     """Run small steps and extrapolate to a whole step. Also time a small step with each number of CPU `threads`.
 
     Rollouts are truncated after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time for
-    longer responses. If the first step is slow, only one more is taken, and it is smaller. Except for the first, tiny
-    step, no step starts if earlier ones predict that it would end after `max_seconds`; `echo` gets a line after the
-    tiny step. The small steps train the model, so discard it.
+    longer responses. If the first step is slow, only one more is run, and it is smaller. Except for the first, tiny
+    step, no step starts if earlier ones predict that it would end after `max_seconds`; `echo` receives a line after the
+    tiny step. The small steps train the model, so discard it afterwards.
     """
     limit = parts.config.sampling.max_new_tokens
     rollouts_per_prompt = parts.config.rollouts_per_prompt
@@ -177,7 +177,7 @@ def forecast_step(
 
 
 def _cut(parts: LocalParts, max_tokens: int) -> LocalParts:
-    """Return the parts with shorter responses."""
+    """Return the parts with a lower limit on response length."""
     sampling = parts.config.sampling
     most = min(sampling.max_new_tokens, max(max_tokens, sampling.min_new_tokens))
     config = parts.config.model_copy(update={"sampling": sampling.model_copy(update={"max_new_tokens": most})})

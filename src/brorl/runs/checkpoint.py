@@ -6,7 +6,8 @@ contains the step and the size and CRC-32 of every file. Only the model card may
 
 A run that trains adapters saves only the adapters, in peft's format, with the name of their base. A learner with
 several ranks writes its optimizer and reference as shards, one file per rank, to a subfolder. `best` is a link to the
-checkpoint that evaluated best, or a file with its name where links are not supported; it is never deleted.
+checkpoint with the best evaluation, or a file with its name where links are not supported. This checkpoint is never
+deleted.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ _BEST = "best"
 
 
 class CollectorState(NamedTuple):
-    """Everything that a collector needs to continue as if it had never stopped."""
+    """Everything that a collector needs to resume as if it had never stopped."""
 
     stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
     attempts: int = 0  # attempts at the next step that found no mixed group
-    ahead: dict[str, Any] | None = None  # backlog of an asynchronous collector, as plain values; else None
+    ahead: dict[str, Any] | None = None  # backlog of an asynchronous collector as plain values, otherwise None
     # (kept, sampled): groups that earlier steps kept and sampled, with more weight on recent steps
     seen: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Everything besides the weights that a run needs to continue as if it had never stopped."""
+    """Everything except the weights that a run needs to resume as if it had never stopped."""
 
     step: int  # number of steps done
     learner: dict[str, Any] | None  # the learner's optimizer and number of updates; None at the start
@@ -74,11 +75,11 @@ def save_checkpoint(
     best_step: int | None = None,
     regular: bool = True,
 ) -> Path:
-    """Write a checkpoint: the model, which `save` writes to its folder, the tokenizer, and the state.
+    """Write a checkpoint: the model (`save` writes it to the folder that it receives), the tokenizer, and the state.
 
-    Once it is complete, older checkpoints are deleted, except for the newest `keep` regular ones (0 keeps all) and that
-    of `best_step`. A checkpoint saved only because it is the best is not regular. An error leaves earlier checkpoints
-    intact.
+    Once it is complete, older checkpoints are deleted, except for the newest `keep` regular ones (0 keeps all) and the
+    one from `best_step`. A checkpoint saved only because it is the best is not regular. An error leaves earlier
+    checkpoints intact.
     """
     target = folder / f"step-{state.step:06d}"
     if is_checkpoint(target) and not state.collector.attempts:
@@ -111,7 +112,7 @@ def save_checkpoint(
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, RuntimeError) and not isinstance(_cause(error), OSError):
-            raise  # not a disk error: memory, or a lost rank
+            raise  # not a disk error: out of memory, or a lost rank
         last = last_checkpoint(folder)
         cause = _cause(error)
         what_to_do = remedy(cause) if isinstance(cause, OSError) else "check the file system"
@@ -126,7 +127,7 @@ def save_checkpoint(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the OSError that caused an error, if any: torch.save wraps it in one about file positions."""
+    """Return the OSError that caused an error, if any: torch.save wraps it in an error about file positions."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -134,7 +135,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _publish(complete: Path, target: Path) -> None:
-    """Give a complete checkpoint its final name, replacing one of the same step. `discard_unfinished` repairs kills."""
+    """Give a checkpoint its final name, replacing one of the same step. After a kill, `discard_unfinished` finishes."""
     if is_checkpoint(target):
         (target / _COMMIT).unlink()
         shutil.rmtree(target)
@@ -211,7 +212,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     """Read a checkpoint's state, and restore torch's random state."""
     plain = _read_plain(checkpoint)
     torch.set_rng_state(plain["torch_rng"])
-    for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there may be fewer now
+    for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there may be fewer devices now
         torch.cuda.set_rng_state(state, device)
     return _state_from(plain, checkpoint)
 

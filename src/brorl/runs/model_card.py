@@ -75,7 +75,7 @@ def model_card(run: StoredRun, step: int, weights: Weights = "evaluation") -> st
 
 
 def _metadata(run: StoredRun, base: str) -> str:
-    """Return the metadata as YAML, which names only models and datasets on the hub."""
+    """Return the metadata as YAML. It names only models and datasets that are on the hub."""
     from huggingface_hub import ModelCardData
 
     adapters = run.settings.get("lora.rank", "0") != "0"
@@ -109,7 +109,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _linked(name: str, revision: str | None = None, kind: str = "") -> str:
-    """Return a model (or dataset, with kind `datasets/`) as Markdown: a link, or the last part of its path."""
+    """Return a model (or a dataset, with kind `datasets/`) as Markdown: a link, or the last part of a path."""
     if not _is_hub_id(name):
         return f"`{Path(name).name}`"
     return f"[{name}](https://huggingface.co/{kind}{name}){f' at `{revision}`' if revision else ''}"

@@ -38,13 +38,13 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"  # one folder per checkpoint
         self.rollouts = path / "rollouts"  # one Parquet file per step
         self.evaluations = path / "evaluations"  # one Parquet file per evaluation: responses to a few held-out prompts
-        # checked by a resumed run: the settings and files that cannot change, and whether there was a checkpoint
+        # checked by a resumed run: the settings and files that must not change, and whether there was a checkpoint
         self.begun_file = path / "begun.json"
 
     def write_begun(
         self, settings: dict[str, Any], has_checkpoint: bool, files: Mapping[str, str] | None = None
     ) -> None:
-        """Write `begun.json`; `files` has the fingerprints of the files that a resumed run reads again."""
+        """Write `begun.json`; `files` contains the fingerprints of the files that a resumed run reads again."""
         content = {"settings": settings, "has_checkpoint": has_checkpoint, "files": dict(files or {})}
         with storage_errors(self.begun_file):
             replace_file(self.begun_file, json.dumps(content, indent=1).encode())
@@ -75,8 +75,8 @@ class RunDirectory:
     def rewind(self, step: int, attempts: int = 0) -> None:
         """Remove the metrics and responses of steps after `step`, and unfinished files of a killed process.
 
-        The first `attempts` attempts at the next step, which found no mixed group, keep their lines and thus their
-        cost.
+        The first `attempts` attempts at the next step found no mixed group. Their lines stay, so their cost still
+        counts.
         """
 
         def stays(record: StepRecord) -> bool:
@@ -94,7 +94,7 @@ class RunDirectory:
                         file.unlink()
 
     def write_responses(self, folder: Folder, step: int, groups: Sequence[Group]) -> None:
-        """Store groups with texts: all that a step sampled, whether kept or not, or those of an evaluation."""
+        """Store groups with their text: all that a step sampled, whether kept or not, or those of an evaluation."""
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ class RunDirectory:
         self, device: str, continued_from: dict[str, Any] | None = None, model_commit: str | None = None
     ) -> None:
         """Write `env.json`: versions, machine, threads, arithmetic, the model's commit, the continued checkpoint."""
-        import torch  # not at the top: reports read runs without it
+        import torch  # imported here because reports read runs without torch
 
         target = self.path / "env.json"
         before: dict[str, Any] = {}
@@ -171,7 +171,7 @@ class RunDirectory:
             "continued_from": continued_from or before.get("continued_from"),
             "model_commit": model_commit or before.get("model_commit"),
             "packages": {
-                "brorl": brorl.__version__,  # also known when running from source
+                "brorl": brorl.__version__,  # also correct when running from source
                 **{name: version(name) for name in ("torch", "transformers", "numpy")},
             },
         }
@@ -180,7 +180,7 @@ class RunDirectory:
 
 
 def held_out_record(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
-    """Return the content of `held_out.json` for some prompts."""
+    """Return the content of `held_out.json` for the given prompts."""
     names = ("id", "source", "domain", "text")
     return [
         {**{name: getattr(prompt, name) for name in names}, "reference": stored_reference(prompt.reference)}
@@ -226,7 +226,7 @@ class StoredRun:
     settings: Mapping[str, str]
     environment: Mapping[str, Any]  # `env.json`; empty if it is missing
     records: tuple[StepRecord, ...]  # by ascending step
-    held_out: tuple[str, ...] = ()  # texts of the held-out prompts, in order; empty if not stored
+    held_out: tuple[str, ...] = ()  # text of each held-out prompt, in order; empty if not stored
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
@@ -245,7 +245,7 @@ class StoredRun:
 
 
 def read_runs(paths: Sequence[Path]) -> list[StoredRun]:
-    """Read distinct run directories. Names are ends of their paths, long enough to differ: `a/seed-0`, `b/seed-0`."""
+    """Read distinct run directories. Names are the shortest distinct path suffixes: `a/seed-0`, `b/seed-0`."""
     resolved = [path.resolve() for path in paths]
     for path, full in zip(paths, resolved, strict=True):
         if resolved.count(full) > 1:
@@ -298,7 +298,7 @@ def _read_run(path: Path, name: str) -> StoredRun:
 
 
 def read_metrics(file: Path) -> list[StepRecord]:
-    """Return the records in all complete lines of a metrics file, none if it is missing. Reject damaged lines."""
+    """Return the records of all complete lines in a metrics file; none if it is missing. Reject damaged lines."""
     return [record for _, record in _lines(file)]
 
 
@@ -353,7 +353,7 @@ def _text(file: Path) -> str:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the ends of paths, with just enough parts that all differ."""
+    """Return the shortest suffixes of the paths that are all different."""
     longest = max(len(path.parts) for path in paths)
     for length in range(1, longest + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]

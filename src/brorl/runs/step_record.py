@@ -1,7 +1,7 @@
 """The record of a step: a typed line of `metrics.jsonl`. `from_json` reads one, and `to_json` writes one.
 
-Each field states its unit and meaning, which docs/reference/metrics.md repeats. If a file lacks a count, it is 0; a
-missing mean is NaN.
+Each field states its unit and meaning, which docs/reference/metrics.md repeats. A count that is missing from a file is
+0; a missing mean is NaN.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SamplingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolUse:
-    """The tool calls of some rollouts, and the tokens of their results."""
+    """The tool calls in a set of rollouts, and the tokens of their results."""
 
     turns: Annotated[float, "turns", "mean number of turns per rollout, 1 without calls"] = 1.0
     calls: Annotated[int, "calls", "calls with a result, in all rollouts"] = 0
@@ -218,7 +218,7 @@ class PooledCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptCoverage:
-    """The same with one entry per prompt; a field without a description has that of `PooledCoverage`."""
+    """The same quantities for each prompt. `PooledCoverage` describes the fields without a description."""
 
     id: Annotated[tuple[str, ...], "", "prompt ids"] = ()
     num_rollouts: Annotated[tuple[int, ...], "rollouts", "N"] = ()
@@ -378,7 +378,7 @@ class StepRecord:
 
 
 def total_cost(records: Iterable[StepRecord]) -> Cost:
-    """Return the total cost of some steps."""
+    """Return the total cost of the given steps."""
     return sum((record.cost for record in records), Cost())
 
 

@@ -1,4 +1,4 @@
-"""Stored rollouts: write groups with texts as a table, and read them back.
+"""Stored rollouts: write groups with their text as a table, and read them back.
 
 A file omits prompt tokens and verdict times, and keeps only the beginning of a long reference answer.
 
@@ -31,7 +31,7 @@ _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
     "correct", "score", "extracted", "reason", "reward", "question", "reference",
 )  # fmt: skip
-_GIVEN = "given"  # runs of earlier versions lack this column: all their tokens were sampled
+_GIVEN = "given"  # runs of earlier versions lack this column; all their tokens were sampled
 _LISTS = ("token_ids", "logprobs", _GIVEN)
 _ROWS_PER_BATCH = 1024
 
@@ -40,7 +40,7 @@ Folder = Literal["rollouts", "evaluations"]
 
 
 def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
-    """Return a step's groups, which must have texts, as a table with one row per distinct response."""
+    """Return a step's groups, which must have text, as a table with one row per distinct response."""
     import pyarrow as pa
 
     trees = [group.tree for group in groups]
@@ -98,7 +98,7 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[G
         stored = step_list(stored_steps(run, folder))
         raise UserError(f"{run} contains no {folder} of step {step}; it has {stored}")
     rows: list[StoredRow] = []
-    left = 0  # rollouts of the current group still to come
+    left = 0  # remaining rollouts of the current group
     for row in _rows(file):
         if not rows:
             left = row["num_rollouts"]

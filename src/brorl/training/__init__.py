@@ -1,1 +1,1 @@
-"""The training loop: the collector of groups, the learner, the schedule, and the records."""
+"""The training loop: the group collectors, the learner, the schedule, and the records."""

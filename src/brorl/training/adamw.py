@@ -1,9 +1,9 @@
-"""AdamW that keeps its two moments in one of three ways.
+"""AdamW with three ways to store its two moments.
 
 - `device`: on the device, like `torch.optim.AdamW`.
-- `host`: in CPU memory. Updates are bitwise identical, and the device saves 8 bytes per float32 weight.
+- `host`: in CPU memory. Updates are bitwise identical, and each float32 weight takes 8 bytes less device memory.
 - `8bit`: in 2 bytes per weight. Both moments are rounded after each update; the second is stored as its square root,
-  whose range is half as wide.
+  which halves its dynamic range.
 
 Weights and gradients keep their format.
 """
@@ -22,7 +22,7 @@ from brorl.model.settings import States
 from brorl.model.sharding import local_tensor
 from brorl.training.learner_state import empty_like
 
-_SLICE = 1 << 22  # weights updated together, in less than 100 MiB of temporary memory
+_SLICE = 1 << 22  # weights per slice; updating one takes less than 100 MiB of temporary memory
 
 
 class AdamW(torch.optim.AdamW):
@@ -30,7 +30,7 @@ class AdamW(torch.optim.AdamW):
 
     Args:
         parameters: The trained weights.
-        states: Where the moments are between updates; see above.
+        states: How the moments are stored between updates; see the module docstring.
         options: Passed to `torch.optim.AdamW`.
     """
 
@@ -101,7 +101,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore an AdamW state with moments in any of the formats, one parameter at a time."""
+        """Restore an AdamW state, one parameter at a time. Its moments may be in any of the three formats."""
         states = state_dict["state"]
         super().load_state_dict({**state_dict, "state": {i: {"step": state["step"]} for i, state in states.items()}})
         parameters = self._of_groups()
@@ -109,7 +109,7 @@ class AdamW(torch.optim.AdamW):
             self.state[parameters[index]] |= self._as_stored(state, parameters[index])
 
     def _as_stored(self, state: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-        """Convert the moments of a state to the stored format; exact unless the number of bits changes."""
+        """Convert moments to the stored format; exact unless the number of bits changes."""
         has_codes = MOMENTS[0] + SCALE in state
         if has_codes == is_quantized(parameter.shape, self._states) and self._states != "host":
             return {
@@ -125,7 +125,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def _read(state: dict[str, Tensor], kind: str, rows: slice, device: torch.device) -> Tensor:
-    """Return some rows of a stored moment, on a device and in the weights' dtype."""
+    """Return the given rows of a stored moment, on the given device and in the weights' dtype."""
     stored = _rows(local_tensor(state[kind]))[rows].to(device, non_blocking=True)
     if kind + SCALE not in state:
         return stored
@@ -135,7 +135,7 @@ def _read(state: dict[str, Tensor], kind: str, rows: slice, device: torch.device
 
 
 def _write(state: dict[str, Tensor], kind: str, rows: slice, moment: Tensor) -> None:
-    """Store rows of a moment."""
+    """Store the given rows of a moment."""
     stored = _rows(local_tensor(state[kind]))[rows]
     if kind + SCALE not in state:
         stored.copy_(moment)
@@ -147,7 +147,7 @@ def _write(state: dict[str, Tensor], kind: str, rows: slice, moment: Tensor) -> 
 
 
 def _slices(tensor: Tensor) -> Iterator[slice]:
-    """Yield slices of rows. Each slice has about `_SLICE` numbers."""
+    """Yield row slices of about `_SLICE` elements each."""
     rows, columns = _rows(tensor).shape
     size = max(1, _SLICE // max(1, columns))
     return (slice(start, start + size) for start in range(0, rows, size))

@@ -1,8 +1,8 @@
-"""Asynchronous sampling: a collector whose pool samples the next groups while the learner learns.
+"""Asynchronous sampling: a collector whose pool samples the next groups while the learner makes its updates.
 
-A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and number. One thread takes results
-from the pool, and a second verifies them and submits tasks. Steps take groups in order of completion, so repeated runs
-differ.
+A step gets its groups as soon as enough are done. `Backlog` limits their staleness and number. One thread takes results
+from the pool, and a second verifies them and submits tasks. Which groups a step gets depends on when they finish, so
+repeated runs differ.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Sampled = tuple[PromptStart, TaskResult]
 class AsyncCollector(Collector):
     """A collector that samples ahead of the learner. Each training task has one prompt.
 
-    It gives up after `dynamic_sampling.max_tries` times P prompts in a row without a mixed group. Verifiers are called
-    from a thread, so they must be thread-safe.
+    It gives up after `dynamic_sampling.max_tries` times P consecutive prompts without a mixed group. Verifiers are
+    called from a separate thread, so they must be thread-safe.
     """
 
-    # samples tasks; only this collector may use it, under its lock; the caller closes it after this collector
+    # samples the tasks; used only by this collector, under its lock; the caller closes it after the collector
     pool: SamplingPool
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class AsyncCollector(Collector):
         self._retries = RetryPolicy(self.config.dynamic_sampling)
         self._round: list[Group] = []
         self._started: dict[int, PromptStart] = {}  # ticket -> training prompt being sampled
-        self._asked: dict[int, list[RolloutTree] | None] = {}  # ticket of `sample` -> its trees; None until done
+        self._asked: dict[int, list[RolloutTree] | None] = {}  # ticket of a `sample` task -> its trees; None until done
         self._batch = self._new_batch()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -57,11 +57,11 @@ class AsyncCollector(Collector):
 
     @property
     def sampler(self) -> Sampler:
-        """This collector, which samples other prompts through the same pool, with the newest weights only."""
+        """This collector itself: `sample` uses the same pool, always with the newest weights."""
         return self
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
-        """Sample with the newest weights. See `Sampler.sample`. Sampling for training continues meanwhile."""
+        """Sample with the newest weights. See `Sampler.sample`. Sampling for training continues in the meantime."""
         with self._changed:
             tickets = [self.pool.submit(piece) for piece in task.split(self.config.cluster.prompts_per_task)]
             self._asked |= dict.fromkeys(tickets)
@@ -85,7 +85,7 @@ class AsyncCollector(Collector):
             self._start_thread()
 
     def next_batch(self, step: int) -> Batch:
-        """Wait until enough groups are done. Return them with everything sampled since the last step."""
+        """Wait for enough groups, and return them with everything sampled since the last step."""
         with self._changed:
             self._state_before_batch = self._state()
             self._fill()
@@ -104,7 +104,7 @@ class AsyncCollector(Collector):
             return batch
 
     def state(self) -> CollectorState:
-        """Return the state for a checkpoint: finished groups that a step has reported but not trained on.
+        """Return the state for a checkpoint, including finished groups that have been reported but not trained on.
 
         A resumed run resamples all other prompts in progress.
         """
@@ -166,7 +166,7 @@ class AsyncCollector(Collector):
             self._started[self.pool.submit(task)] = start
 
     def _receive(self, timeout_s: float | None) -> tuple[bool, list[Sampled]]:
-        """Take results from the pool. Return whether there were any, and the training prompts that are done."""
+        """Take results from the pool. Return whether there were any, and the finished training prompts."""
         ended: list[Sampled] = []
         results = self.pool.done(timeout_s)
         for result in results:
@@ -179,7 +179,7 @@ class AsyncCollector(Collector):
         return bool(results), ended
 
     def _verify(self, done: Sequence[Sampled]) -> list[Group]:
-        """Verify and reward the rollouts of prompts. This does not need the lock."""
+        """Verify and reward the rollouts of finished prompts. The caller need not hold the lock."""
         prompts = [start.prompt for start, _ in done]
         verified = self.grader.verify(prompts, [result.trees[0] for _, result in done])
         versions = [start.version for start, _ in done]
@@ -193,7 +193,7 @@ class AsyncCollector(Collector):
         any_added = False
         for (start, result), group in zip(done, groups, strict=True):
             if not self._backlog.finish(start, next(iter(self._retries.trainable([group])), None)):
-                continue  # a state was loaded while it was verified, so it no longer counts
+                continue  # a state was loaded during its verification, so it no longer counts
             any_added = True
             self._batch.sampled.append(group)
             self._batch.rounds += 1
@@ -207,7 +207,7 @@ class AsyncCollector(Collector):
         self._changed.notify_all()
 
     def _work(self) -> None:
-        """Take results until the collector is closed. This runs in a thread, while a second one verifies them."""
+        """Take results until the collector is closed. Runs in one thread; a second thread verifies the results."""
         try:
             with ThreadPoolExecutor(1, "verification") as verification:
                 while True:
@@ -234,13 +234,13 @@ class AsyncCollector(Collector):
             self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
-        """Stop work with an error, which is raised in the caller."""
+        """Stop all work. The error is raised in the caller's thread."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait for progress while holding the lock, and report it. The observer may raise."""
+        """Report progress, then wait for more. The caller must hold the lock. The observer may raise."""
         self._check()
         trees = [group.tree for group in self._batch.verified]
         wanted = self.config.samples_per_step

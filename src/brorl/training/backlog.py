@@ -1,8 +1,9 @@
-"""The prompts between the stream and a step: waiting, being sampled, or finished as groups.
+"""The prompts between the stream and a step: waiting, being sampled, or finished.
 
-Only as many prompts start as the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a
-group trains at most `max_staleness` updates after the weights that sampled it, with one exception: newer groups may
-fill a step while its prompt is still being sampled. Such stragglers train in the first step after they finish.
+No more prompts are started than the next `max_staleness` + 1 steps can train on, and steps take the oldest groups
+first. So a step trains on a group at most `max_staleness` updates after the weights that sampled it. Stragglers are the
+exception: newer groups may fill a step while a prompt is still being sampled. The first step after a straggler finishes
+trains on it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from brorl.prompts.stream import PromptStream
 
 @dataclass(frozen=True)
 class PromptStart:
-    """One start of a prompt. A prompt can start several times."""
+    """One start of a prompt. A prompt can be started several times."""
 
     serial: int  # number of the start: 0, 1, 2, ...
     prompt: Prompt
-    version: int  # newest weights when it began; once done, the weights that sampled it
-    call: int  # number of the `start` call with this version that began it
+    version: int  # version of the newest weights when it began; once done, of the weights that sampled it
+    call: int  # which of the `start` calls with this version began it
     index: int  # position of the prompt within the call
 
 
 @dataclass
 class Backlog:
-    """Bounds and orders the prompts of an asynchronous collector, without sampling.
+    """Limits and orders the prompts of an asynchronous collector. It does not sample them.
 
-    Staleness is the number of updates between the weights that sampled a group and the weights that it trains.
+    Staleness is the number of updates between the weights that sampled a group and the weights that train on it.
     """
 
     stream: PromptStream  # the training prompts
@@ -45,7 +46,7 @@ class Backlog:
     _under_way: dict[int, PromptStart] = field(default_factory=dict)
     _ready: dict[int, Group] = field(default_factory=dict)  # finished, waiting groups, in order of completion
     _open: dict[int, Prompt] = field(default_factory=dict)  # starts that no step has reported yet
-    _stale: set[int] = field(default_factory=set)  # starts above `max_staleness`
+    _stale: set[int] = field(default_factory=set)  # starts whose staleness exceeds `max_staleness`
     _slow: set[str] = field(default_factory=set)  # ids of prompts whose last start became too stale
     _num_late: int = 0  # prompts that became too stale since the last step
 
@@ -56,7 +57,7 @@ class Backlog:
 
     @property
     def capacity(self) -> int:
-        """Maximum of waiting groups plus prompts in progress: P for each step that can train them in time."""
+        """Maximum number of waiting groups plus prompts in progress: P for each step that can train on them in time."""
         return self.prompts_per_step * (self._version + 1 + self.max_staleness - self._steps_taken)
 
     def start(self) -> list[PromptStart]:
@@ -77,9 +78,9 @@ class Backlog:
     def _next_prompts(self, num_prompts: int) -> list[Prompt]:
         """Return prompts to start: first the pending ones, then those from the stream.
 
-        A straggler does not start again while it is in progress. Otherwise, prompts that are always too slow would come
-        back in every epoch and fill the capacity. When it is done, it starts once more, even if the stream has returned
-        it several times meanwhile: that many copies would fill whole steps.
+        A straggler is not started again while it is in progress. Otherwise, prompts that are always too slow would
+        return in every epoch and use up the capacity. When it is done, it is started only once more, even if the stream
+        has returned it several times in the meantime; that many copies would fill whole steps.
         """
         chosen: list[Prompt] = []
         if num_prompts <= 0:
@@ -101,9 +102,9 @@ class Backlog:
         return chosen
 
     def finish(self, start: PromptStart, group: Group | None) -> bool:
-        """Finish a prompt whose rollouts are done. `group` is None if it has no group to train on.
+        """Finish a prompt whose rollouts are done. `group` is None if there is nothing to train on.
 
-        Return False if the prompt is not in progress because a state was loaded after it started.
+        Return False if a state was loaded after the prompt started, so it is no longer in progress.
         """
         if self._under_way.pop(start.serial, None) is None:
             return False
@@ -115,12 +116,12 @@ class Backlog:
         return True
 
     def began(self, start: PromptStart) -> None:
-        """Note which weights sampled a prompt that is not yet verified."""
+        """Record which weights sampled a prompt that is not yet verified."""
         if start.serial in self._under_way:
             self._under_way[start.serial] = start
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
-        """Return the groups of a step and metrics of how far sampling is ahead, or None if there are too few groups.
+        """Return a step's groups and metrics of how far ahead sampling is, or None if too few groups are ready.
 
         Groups from the oldest weights are chosen first; ties go to the group that finished first.
         """
@@ -151,12 +152,12 @@ class Backlog:
         return groups, ahead
 
     def report(self) -> None:
-        """Note that a step has reported everything done so far."""
+        """Record that a step has reported everything done so far."""
         self._open = {serial: start.prompt for serial, start in sorted(self._under_way.items())}
         self._num_late = 0
 
     def advance(self, version: int) -> None:
-        """Note a new version of the weights. Mark the prompts that are now too stale."""
+        """Record a new version of the weights. Mark the prompts that are now too stale."""
         if version != self._version:
             self._calls = 0
         self._version = self._steps_taken = version
@@ -167,7 +168,7 @@ class Backlog:
         self._stale = stale
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
-        """Return the reported, waiting groups, and the rest as plain values. Other prompts are sampled again."""
+        """Return the reported, waiting groups, and the rest as plain values. Other prompts will be sampled again."""
         carried = tuple(group for serial, group in self._ready.items() if serial not in self._open)
         prompts = [*self._pending, *(self._open[serial] for serial in sorted(self._open))]
         return carried, {

@@ -1,4 +1,4 @@
-"""The batch of a step: the groups that it trains on, everything it sampled to get them, and sums for the metrics."""
+"""A step's batch: the groups that it trains on, everything it sampled to get them, and sums for the metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Batch:
     sampled: list[Group] = field(default_factory=list)
     num_carried: int = 0  # groups left for a later step
     rounds: int = 0  # engine calls
-    attempt: int = 0  # earlier attempts at this step that found no mixed group
+    attempt: int = 0  # number of earlier attempts at this step; they found no mixed group
     keeps_all: bool = False  # True trains on all groups, False only on mixed ones (dynamic sampling)
     worker_seconds: float = 0.0  # total sampling time of all asynchronous workers
     ahead: Mapping[str, float] = field(default_factory=dict)  # metrics of asynchronous training; see `Backlog.take`
@@ -52,8 +52,8 @@ class Batch:
     def summary(self) -> SamplingRecord:
         """Return sums over the sampled groups, for the metrics.
 
-        Costs and lengths count all rollouts. Outcomes count verified rollouts, or the step's groups if nothing was
-        sampled because carried groups filled the step.
+        Costs and lengths cover all rollouts. Outcomes cover verified rollouts, or the step's groups if carried groups
+        filled the step and nothing was sampled.
         """
         trees = [group.tree for group in self.sampled]
         groups = self.verified
@@ -130,7 +130,7 @@ class Batch:
         return {"by_source": {name: _outcomes([g for g in groups if g.prompt.source == name]) for name in sources}}
 
     def _ahead(self) -> dict[str, Any]:
-        """Return how far asynchronous sampling was ahead; empty in synchronous training."""
+        """Return how far ahead asynchronous sampling was; empty in synchronous training."""
         return {**self.ahead, "worker_seconds": self.worker_seconds} if self.ahead else {}
 
 

@@ -1,6 +1,6 @@
 """Detect signs of model collapse in a run's metrics, and suggest remedies.
 
-Records may lack numbers (no evaluation, no reference). Sharpening is not a collapse: pass@k may fall while pass@1 still
+Records may lack numbers (no evaluation, no reference). Sharpening is not collapse: pass@k may fall while pass@1 still
 rises. The signs depend only on the metrics, so a resumed run sees the same signs.
 """
 
@@ -19,7 +19,7 @@ WINDOW = 10  # the first and last levels are medians over this many steps, so no
 def new_signs(records: Sequence[StepRecord], limits: CollapseLimits, window: int = WINDOW) -> dict[str, str]:
     """Return the signs of collapse that first appear with the last record: name -> measured values as text.
 
-    A sign that disappears and returns is reported again. A level is the median over `window` steps.
+    A sign that disappears and returns is reported again. Levels are medians over `window` steps.
     """
     before, now = _signs(records[:-1], limits, window), _signs(records, limits, window)
     return {sign: finding for sign, finding in now.items() if finding and not before[sign]}
@@ -59,7 +59,7 @@ def _reference_sign(kls: Sequence[float], limits: CollapseLimits, window: int) -
 
 
 def _coverage_sign(evaluations: Sequence[EvaluationRecord], limits: CollapseLimits) -> str | None:
-    """Detect that pass@k was down in each of the last `patience` evaluations while pass@1 did not rise.
+    """Detect whether pass@k was down in each of the last `patience` evaluations while pass@1 was not rising.
 
     pass@k is down if its interval over prompts is entirely below that of the best evaluation. pass@1 is rising if its
     mean over the last `patience` evaluations is above its mean over the same number before them.
@@ -88,7 +88,7 @@ def _coverage_sign(evaluations: Sequence[EvaluationRecord], limits: CollapseLimi
 
 
 def remedy_for(signs: Collection[str]) -> str:
-    """Return one line of advice for some signs, the most important first."""
+    """Return one line of advice for the given signs, the most important first."""
     change = {
         "coverage": "more rollouts_per_prompt or a KL penalty preserve coverage",
         "entropy": "a higher loss.clip_high, a KL penalty or more rollouts_per_prompt preserve entropy",
@@ -101,11 +101,11 @@ def remedy_for(signs: Collection[str]) -> str:
 class CollapseWatch:
     """Watches a run's metrics for signs of collapse.
 
-    Only regular evaluations count. An evaluation at a budget mark, or where a resumed run had ended, must not affect
-    training.
+    Only regular evaluations count. An evaluation at an evaluation point of the budget, or at the step where a resumed
+    run had ended, must not affect training.
 
     Args:
-        limits: Thresholds of a collapse.
+        limits: Thresholds for collapse.
         evaluate_every: Steps between regular evaluations.
     """
 
@@ -115,11 +115,11 @@ class CollapseWatch:
         self._records: list[StepRecord] = []
 
     def add(self, record: StepRecord) -> None:
-        """Take the next line of the metrics."""
+        """Add the next line of the metrics."""
         self._records.append(self._counting(record))
 
     def line(self, record: StepRecord) -> str | None:
-        """Return one line about the signs that first appear with a record, or None if there are none."""
+        """Return one line about the signs that first appear with this record, or None if there are none."""
         signs = new_signs([*self._records, self._counting(record)], self._limits)
         if not signs:
             return None

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 class NoGroupsError(RuntimeError):
-    """A step could not get its groups. Mixed groups carry over to the next attempt.
+    """A step could not get its groups. Any mixed groups carry over to the next attempt.
 
     Attributes:
         batch: Everything that the step sampled.
-        unverified: Whether most rollouts could not be verified, because the infrastructure failed. Otherwise no group
-            was mixed in as many rounds as the config allows.
+        unverified: True if infrastructure failures left most rollouts unverified, False if no group was mixed in as
+            many rounds as the config allows.
     """
 
     def __init__(self, message: str, batch: Batch, unverified: bool = False) -> None:
@@ -78,12 +78,12 @@ class Collector(ABC):
 
     @abstractmethod
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights from now on. Version 3 is the weights after the update of step 3."""
+        """Sample with these weights from now on. Version 3 means the weights after the update of step 3."""
 
     @property
     @abstractmethod
     def sampler(self) -> Sampler:
-        """Samples other prompts with the published weights, for evaluation and diagnostics."""
+        """The sampler for evaluation and diagnostics. It uses the published weights."""
 
     @abstractmethod
     def state(self) -> CollectorState:
@@ -98,7 +98,7 @@ class Collector(ABC):
         """
 
     def rewind(self) -> None:
-        """Undo the last `next_batch`, unless new weights have been published since. Its prompts are sampled again."""
+        """Undo the last `next_batch` unless new weights have been published since. Its prompts get sampled again."""
         if self._state_before_batch is not None:
             self.load_state(self._state_before_batch)
 
@@ -112,7 +112,7 @@ class RetryPolicy:
     def __init__(self, settings: DynamicSamplingSettings) -> None:
         self._max_tries = settings.max_tries
         self._mixed_only = settings.enabled
-        self._failed = self._lost = 0  # consecutive rounds without a group; with most verdicts lost
+        self._failed = self._lost = 0  # consecutive rounds without a group, and with most verdicts lost
         self._last: Sequence[Group] = ()  # the last round
 
     def restart(self) -> None:
@@ -138,11 +138,11 @@ class RetryPolicy:
 
     @property
     def is_over(self) -> bool:
-        """Whether too many consecutive rounds failed in one of the two ways."""
+        """Whether too many consecutive rounds failed in either of the two ways."""
         return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._max_tries
 
     def error(self, batch: Batch) -> NoGroupsError:
-        """Return the error that ends the run, with an explanation from the last round. Reset its count."""
+        """Return the error that ends the run, which explains the last round. Reset the count that led to it."""
         if self._lost >= _MAX_LOST_ROUNDS:
             self._lost = 0
             return NoGroupsError(_why_unverified(self._last), batch, unverified=True)
@@ -167,7 +167,7 @@ def _why_unverified(groups: Sequence[Group]) -> str:
 
 
 def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
-    """Explain why no group of the last round is mixed, and suggest a fix. Check silent failures before difficulty."""
+    """Explain why no group in the last round is mixed, and suggest a fix. Silent failures come before difficulty."""
     groups = [group.verified for group in sampled if group.verified]
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
@@ -178,7 +178,7 @@ def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
 
 
 def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
-    """Return a cause other than difficulty, such as failed verification of most samples, or None."""
+    """Return a cause other than difficulty (such as failed verification of most samples), or None."""
     verdicts = [verdict for group in sampled for verdict in group.verdicts]
     lost = Counter(v.reason for v in verdicts if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
     if 2 * lost.total() > len(verdicts):
@@ -210,7 +210,7 @@ def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int
 
 
 def _difficulty(solved: int, num_groups: int) -> str:
-    """Return a remedy, given how many of the last groups were all correct. In the rest no rollout was correct."""
+    """Return a remedy. All rollouts are correct in `solved` of the last groups, and none in the others."""
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
     remedy = (
@@ -225,33 +225,33 @@ def _difficulty(solved: int, num_groups: int) -> str:
     )
 
 
-KEPT_DECAY = 0.8  # weights of the kept fraction: 1 for this step's groups, 0.8 for the last, 0.64 before that, ...
-MAX_STEPS_PER_ROUND = 6  # a round has at most the prompts of 6 steps, to limit the cost of too low an estimate
+KEPT_DECAY = 0.8  # the kept fraction weights this step's groups by 1, the last step's by 0.8, those before by 0.64, ...
+MAX_STEPS_PER_ROUND = 6  # limit on a round's prompts, in steps, in case the kept fraction is underestimated
 _Z_90 = 1.2816  # 90% quantile of the standard normal distribution
-_SURPLUS = 1 / 3  # maximum expected surplus, in steps, so that few groups wait longer than one step
+_SURPLUS = 1 / 3  # maximum expected surplus, in steps; low enough that few groups wait longer than one step
 _ROUND_BITS = 20  # an attempt has fewer than 2^20 rounds
 
 
 def num_prompts_for_round(
     prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
 ) -> IntArray | np.int64:
-    """Return how many prompts to sample to fill a step: exactly the missing ones if nothing was sampled yet.
+    """Return how many prompts to sample to fill a step: exactly `missing` if nothing has been sampled yet.
 
     n prompts give about nf groups if the fraction f is kept. The result is the smallest n for which a normal variable
     with mean nf and variance nf(1 - f) is at least `missing` - 0.5 (the continuity correction) nine times out of ten.
-    Two limits apply. The expected surplus is at most a third of a step. A round has the prompts of at most
+    Two limits apply. The expected surplus is at most a third of a step. A round has at most the prompts of
     `MAX_STEPS_PER_ROUND` steps, or of one step while no group has been kept, because the run may be about to give up.
 
     `kept` and `sampled` count groups of this and earlier steps, weighted by `KEPT_DECAY`.
     """
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
-    # the root of nf - spread sqrt(n) = needed - 1/2, a quadratic equation in sqrt(n)
+    # solve nf - spread sqrt(n) = needed - 1/2, which is quadratic in sqrt(n)
     spread = _Z_90 * np.sqrt(fraction * (1 - fraction))
     likely = ((spread + np.sqrt(spread**2 + 4 * fraction * np.maximum(needed - 0.5, 0))) / (2 * fraction)) ** 2
     num_prompts = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
     most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MAX_STEPS_PER_ROUND)
-    size: IntArray | np.int64 = np.minimum(most, np.ceil(num_prompts - 1e-9)).astype(np.int64)  # roots are rounded
+    size: IntArray | np.int64 = np.minimum(most, np.ceil(num_prompts - 1e-9)).astype(np.int64)  # the root is rounded
     return size
 
 
@@ -288,7 +288,7 @@ class SyncCollector(Collector):
 
     @property
     def sampler(self) -> Sampler:
-        """Samples other prompts with the published weights."""
+        """The sampler for evaluation and diagnostics. It uses the published weights."""
         return self.engine
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -309,7 +309,7 @@ class SyncCollector(Collector):
         self._seen = state.seen
 
     def next_batch(self, step: int) -> Batch:
-        """Sample until the step has its groups, or too many consecutive rounds gave none. Carried groups go first."""
+        """Sample until the step has its groups, or too many consecutive rounds fail. Carried groups go first."""
         self._state_before_batch = self.state()
         per_step = self.config.prompts_per_step
         batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
@@ -336,7 +336,7 @@ class SyncCollector(Collector):
         return batch
 
     def _round(self, step: int, batch: Batch, missing: int) -> list[Group]:
-        """Sample and verify as many prompts as the step should need."""
+        """Sample and verify as many prompts as the step is expected to need."""
         num_prompts = missing
         if self.config.dynamic_sampling.enabled:
             kept_before, sampled_before = self._seen

@@ -1,9 +1,9 @@
-"""Coverage of one prompt by N rollouts: sampled and unsampled mass, nodes and responses, also at other N.
+"""How well N rollouts cover one prompt: sampled and unsampled mass, nodes and responses, at this N and others.
 
 Outcomes are whole responses (finished, or truncated at the length limit), and the mass of a set is its total
 probability p. Sampled masses are exact. Unsampled masses are estimated with pi = 1 - (1-p)^N, the chance that a
-response is among the N. If every response is unique (`Coverage.all_unique`), the estimates say nothing about missed
-responses.
+response is among the N rollouts. If every response is unique (`Coverage.all_unique`), the estimates carry no
+information about missed responses.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
 
 
 def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: Sequence[int]) -> FloatArray:
-    """Estimate without bias the correct mass that N' rollouts would leave unsampled, for K values of N', shape [K].
+    """Return unbiased estimates of the correct mass that N' rollouts would miss, for K values of N', shape [K].
 
-    It is the sum of p (1 - pi') / pi over the sampled correct responses A. N' may be below or above N.
+    Each is the sum of p (1 - pi') / pi over the sampled correct responses A. N' may be below or above N.
 
     Source: BroRL (arXiv 2510.01180), Lemma 2, with p instead of p^2.
     """
@@ -111,10 +111,10 @@ def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: 
 
 
 def leaving_mass(tree: RolloutTree) -> FloatArray:
-    """Return the chance that a new rollout's first token outside the tree is at each position, shape [T].
+    """Return, for each position, the chance that a new rollout leaves the tree there, shape [T].
 
     Position 0 is the first token after the prompt. A rollout at a node leaves the tree with probability 1 minus the sum
-    of the children's probabilities. The chance at a position is the sum over the nodes at one depth, each weighted by
+    of the children's probabilities. The chance at a position is the sum over the nodes at that depth, each weighted by
     the probability of reaching it. The chances add up to the unsampled mass M. They are exact, even if every response
     is unique.
     """
@@ -127,15 +127,15 @@ def leaving_mass(tree: RolloutTree) -> FloatArray:
     return np.maximum(unfinished_T - level_T, 0.0)
 
 
-_MIN_LOGPROB = -690.0  # exp(-690) is still a normal float; chances below it are proportional to the number of rollouts
+_MIN_LOGPROB = -690.0  # exp(-690) is still a normal float; below it, sampling chances are proportional to N
 
 
 def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
     """Estimate the nodes and distinct responses of a prompt's tree at other numbers of rollouts, shape [J] each.
 
     A prefix with probability p is a node in the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node in a
-    tree of n independent rollouts counts (1 - (1 - p)^N') / (1 - (1 - p)^n). The estimate is exactly unbiased for every
-    N', below or above n. Sampling must not be truncated.
+    tree of n independent rollouts counts as (1 - (1 - p)^N') / (1 - (1 - p)^n). The estimate is exactly unbiased for
+    every N', below or above n. Sampling must not be truncated.
 
     Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
     """

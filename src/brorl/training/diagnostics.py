@@ -48,7 +48,7 @@ class Diagnostics:
         """Draw new rollouts of the same prompts before a step's update, if a check is due.
 
         Returns:
-            One held-out group per group, None if too few rollouts were verified; empty if no check is due.
+            One held-out group per group (None where too few rollouts were verified); empty if no check is due.
         """
         if not is_due(step, self.config.diagnostics.held_out_check_every):
             return []
@@ -65,7 +65,7 @@ class Diagnostics:
         )
         trees = self.sampler.sample(task)
         groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
-        if not config.recompute_old_logprobs:  # else the old log-probs are the learner's
+        if not config.recompute_old_logprobs:  # otherwise the old log-probs come from the learner
             return groups
         verified_trees = [group.tree for group in groups if group is not None]
         logprobs = self.learner.logprobs(verified_trees)
@@ -78,7 +78,7 @@ class Diagnostics:
         """Return the measurements. `held_out` is the result of `hold_out` for the trained groups.
 
         `sampled` must not contain groups with unverified rollouts: an incomplete sample does not show how much
-        probability the policy has elsewhere.
+        probability lies elsewhere.
         """
         coverage = coverage_record(sampled) if sampled else None
         drawn = zip(held_out, trained, strict=True) if held_out else ()
@@ -86,7 +86,7 @@ class Diagnostics:
         return coverage, check_on_held_out(self._compare(pairs)) if pairs else None
 
     def _compare(self, pairs: Sequence[tuple[Group, Group]]) -> list[HeldOut]:
-        """Return the input of the check, from pairs of a held-out group and the trained group of the same prompt."""
+        """Return the input of the check. Each pair is a prompt's held-out group and its trained group."""
         trees = [held_out.tree for held_out, _ in pairs]
         return [
             HeldOut(
@@ -94,7 +94,7 @@ class Diagnostics:
                 correct_L=held_out.correct_L,
                 old_logprob_L=held_out.tree.prefix_logprob[held_out.tree.leaf],
                 new_logprob_L=held_out.tree.sum_over_responses(new_logprob_M),
-                # Never exactly 0 or 1, where held-out rollouts that are all correct would give an interval of width 0.
+                # Never exactly 0 or 1: if all held-out rollouts were correct, the interval would then have width 0.
                 baseline=(trained.num_correct + 0.5) / (trained.tree.num_rollouts + 1),
             )
             for (held_out, trained), new_logprob_M in zip(pairs, self.learner.logprobs(trees), strict=True)

@@ -1,4 +1,4 @@
-"""The held-out check: did an update raise the probability of correct responses on rollouts not trained on?"""
+"""The held-out check: did an update make correct responses more likely? Tested on rollouts not trained on."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class HeldOut:
 
 
 def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
-    """Estimate how much an update changed Q_pos, from rollouts that it was not trained on.
+    """Estimate from held-out rollouts how much an update changed Q_pos, the probability of a correct response.
 
-    Rollouts that it was trained on would overestimate the change.
+    Rollouts that the update was trained on would overestimate the change.
 
         w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
 
@@ -72,7 +72,7 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
 
 
 def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the exact 95% interval of a success probability, which covers at least 95%; (0, 1) without trials.
+    """Return the exact 95% interval for a success probability (coverage at least 95%); (0, 1) without trials.
 
     Source: Clopper and Pearson, Biometrika 26 (1934).
     """

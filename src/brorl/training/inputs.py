@@ -60,17 +60,17 @@ def check_memory(
 ) -> tuple[MemoryPrediction, str | None]:
     """Predict the memory of a run, without loading its model.
 
-    If the run fits and the free memory is known, `show` receives a table of ways to train and the memory of each.
+    If the run fits and the free memory is known, `show` receives a table of ways to train and their memory.
 
     Returns:
         The prediction, and a warning if the run fits only while responses stay below the length limit.
 
     Raises:
-        UserError: If the memory needed in any case exceeds the free memory; names the smallest change that fits.
+        UserError: If even the minimum memory exceeds the free memory; the message names the smallest change that fits.
     """
     settings = _memory_settings(config)
     workload = _workload(config, prompts)
-    # on a cluster, the parts of a run are on other machines
+    # on a cluster, the parts of a run are on different machines
     available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
     prediction = predict_memory(model_config, settings, workload, available)
     if available is None:

@@ -2,7 +2,7 @@
 
 Each step makes one AdamW update per mini-batch. Memory does not depend on N; if it runs out, the mini-batch restarts
 with smaller chunks. A non-finite loss stops the run before the weights change. Several ranks shard the model and make
-the same update as one process: denominators cover the whole mini-batch, and gradients add up.
+the same update as one process: denominators cover the whole mini-batch, and gradients are summed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Learner(Protocol):
     """
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that carry over to a later step, with the old log-probs that it will need."""
+        """Return groups that carry over, with the old log-probs that a later step will need."""
         ...
 
     def learn(
@@ -76,7 +76,7 @@ class Learner(Protocol):
             estimate_advantages: Maps the groups, after any KL penalty on their rewards, to the advantages of each
                 group's distinct responses, shape [L].
             seed: Seeds all random choices in the step.
-            lr_scale: Factor on the learning rate in this step.
+            lr_scale: Multiplies the learning rate in this step.
         """
         ...
 
@@ -122,7 +122,7 @@ class Learner(Protocol):
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load AdamW's moments from a different run's state, which must fit. Keep learning rate and update count."""
+        """Load AdamW's moments from the matching state of a different run. Keep learning rate and update count."""
         ...
 
 
@@ -156,7 +156,7 @@ class TreeLearner:
         self._echo = echo
         self._observe = observe
         self._chose_forward = False
-        self._takes_flat_path: bool | None = None  # whether it is faster; None before it is measured
+        self._takes_flat_path: bool | None = None  # whether that is faster; None until measured
         self._save_checked = False
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
@@ -178,7 +178,7 @@ class TreeLearner:
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
     ) -> UpdateRecord:
-        """See `Learner`. A mini-batch is one update, and rank 0 estimates the advantages.
+        """See `Learner`. Each mini-batch gives one update, and rank 0 estimates the advantages.
 
         Raises:
             DivergedError: If the loss or the gradient is not finite. The update then does not change the weights.
@@ -219,7 +219,7 @@ class TreeLearner:
         return [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
 
     def _mean_metrics(self, updates: Sequence[dict[str, float]]) -> dict[str, Any]:
-        """Return means over the step's updates. The KL and the entropy are None if the loss does not have them."""
+        """Return means over the step's updates. The KL and the entropy are None if the loss does not include them."""
         metrics: dict[str, Any] = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         if self._logprobs.reference is None:
             metrics["reference_kl"] = None
@@ -311,7 +311,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Learner`. A ValueError names what the state lacks, or that it belongs to a different model."""
+        """See `Learner`. Raise a ValueError if entries are missing (it names them) or the model is different."""
         state = in_memory(state, self._trained, [snapshot.name for snapshot in self._snapshots])
         for snapshot in self._snapshots:
             if snapshot.name not in state:
@@ -340,7 +340,7 @@ class TreeLearner:
         return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
-        """Accumulate and apply the gradient of one mini-batch. Return its entries of `UpdateRecord`."""
+        """Accumulate and apply the gradient of one mini-batch. Return its entries for `UpdateRecord`."""
         optimizer = self._config.optimizer
         sums = self._ranks.sum(self._node_limit.run(lambda: self._accumulate(batch)))
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
@@ -358,7 +358,7 @@ class TreeLearner:
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
-        """Clear the gradient, then accumulate a mini-batch's, chunk by chunk. Return sums over its nodes, shape [S]."""
+        """Compute a mini-batch's gradient from zero, chunk by chunk. Return sums over its nodes, shape [S]."""
         loss = self._config.loss
         logprobs = self._logprobs
         self._optimizer.zero_grad(set_to_none=True)

@@ -1,7 +1,8 @@
 """The state of a learner in a checkpoint: whole tensors from one process, or shards from several ranks.
 
 With several ranks, each writes its own shards to a folder that the `state_dict` names. A learner with any number of
-ranks reads both forms. A `Snapshot` contains only trainable parameters, so with adapters it is as small as they are.
+ranks reads both forms. A `Snapshot` contains only trainable parameters, so with adapters it is as small as the
+adapters.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Snapshot:
         return dict(self._weights)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a result of `state_dict`. Raise a ValueError if it belongs to a different model."""
+        """Restore the output of `state_dict`. Raise a ValueError if it belongs to a different model."""
         expected = {name: tuple(w.shape) for name, w in self._weights.items()}
         shapes = {name: tuple(w.shape) for name, w in state.items()}
         if expected != shapes:
@@ -92,14 +93,14 @@ class AveragedWeights(Snapshot):
 
 
 def empty_like(parameter: Tensor, offload: bool) -> Tensor:
-    """Return uninitialized memory like a parameter's. `offload` puts it on the CPU, pinned for a CUDA device."""
+    """Return an uninitialized tensor like a parameter. `offload` puts it on the CPU, pinned for a CUDA device."""
     if not offload:
         return torch.empty_like(parameter, requires_grad=False)
     return torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.device.type == "cuda")
 
 
 class ReferencePolicy(Snapshot):
-    """A snapshot that can replace the model's weights for a forward pass. If offloaded, each use copies it."""
+    """A snapshot that can replace the model's weights for a forward pass. If offloaded, it is copied at each use."""
 
     name = "reference"
 
@@ -109,10 +110,10 @@ class ReferencePolicy(Snapshot):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the model's weights with the reference's within a block.
+        """Within a block, replace the model's weights with the reference weights.
 
-        Afterwards the model has its own weights again, bit for bit, even if the block raises. The block must not
-        compute anything that keeps a gradient.
+        Afterwards the model's weights are restored, bit for bit, even if the block raises. The block must not compute
+        anything that keeps a gradient.
         """
         with self._contents_in_place() if self._sharded else self._pointers_in_place():
             yield
@@ -128,7 +129,7 @@ class ReferencePolicy(Snapshot):
 
     @contextmanager
     def _pointers_in_place(self) -> Iterator[None]:
-        """Swap the pointers to the weights, which copies nothing."""
+        """Swap the pointers to the weights, without copying them."""
         # copy everything to the device before the first swap, so the model is unchanged if memory runs out
         reference = {n: w.to(self._parameters[n].device, non_blocking=True) for n, w in self._weights.items()}
         own_data = {name: parameter.data for name, parameter in self._parameters.items()}
@@ -159,7 +160,7 @@ def write_sharded(
     parameters: Mapping[str, Tensor],
     snapshots: Sequence[Snapshot],
 ) -> None:
-    """Write the shards of the state that `sharded_header` describes to a checkpoint's folder; collective."""
+    """Write the sharded part of a learner's state to a checkpoint's folder; collective. See `sharded_header`."""
     moments = {
         _moment(name, kind): moment
         for name, p in parameters.items()
@@ -178,7 +179,7 @@ def in_memory(
 ) -> dict[str, Any]:
     """Return a state with its tensors in memory, laid out like this learner's parameters, in the optimizer's order.
 
-    In a sharded state, `shards` is the path of its folder. Snapshots missing from the state are omitted. A state of a
+    In a sharded state, `shards` is the path of its folder. Snapshots missing from the state are omitted. A state from a
     different model raises a ValueError.
     """
     if SHARDS not in state:
@@ -221,7 +222,7 @@ def _moments_like(parameter: Tensor, quantized: bool) -> dict[str, Tensor]:
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with moments laid out like the parameters. Leave moments with a different shape."""
+    """Return an optimizer's state with moments laid out like the parameters, except moments of other shapes."""
 
     def laid_out(index: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
         if index >= len(parameters) or moments[MOMENTS[0]].shape != parameters[index].shape:
@@ -239,7 +240,7 @@ def _moment(name: str, kind: str) -> str:
 
 
 def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the state `own` with the moments of `other`, which must fit. Keep the settings of `own`."""
+    """Return the state `own`, including its settings, with the moments of `other`, whose shapes must match."""
     num_tensors = sum(len(group["params"]) for group in other["param_groups"])
     if num_tensors != len(parameters):
         raise ValueError(
@@ -265,7 +266,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors from `write_shards` on any number of ranks. `like` has their shape, type, device and layout."""
+    """Read tensors from `write_shards` on any number of ranks. `like` gives their shape, type, device and layout."""
     reader = FileSystemReader(folder)
     try:
         stored = reader.read_metadata().state_dict_metadata
@@ -293,6 +294,6 @@ def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reason(error: CheckpointException) -> str:
-    """Describe the failure of the lowest failed rank."""
+    """Describe the failure of the lowest-numbered rank that failed."""
     rank, (failure, _) = min(error.failures.items(), key=lambda item: item[0])
     return f"rank {rank}: {type(failure).__name__}: {first_line(failure)}"

@@ -150,7 +150,7 @@ def build_rank(
         model, weights, (forward, stop_token_ids) = load_on_first_rank(
             ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
         )
-        if isinstance(forward, TreeForward):  # only the model's own modules gather sharded weights
+        if isinstance(forward, TreeForward):  # sharded weights are gathered only in the model's modules
             forward = replace(forward, llama_chunks=False)
         shard(model, weights, choose_device(config.device), config.autocasts)
     forward = build_learner_forward(config, model, forward, echo, ranks)

@@ -1,7 +1,7 @@
 """The training loop: sample the tree, verify the tree, learn from the tree. One loop serves local and remote parts.
 
 After each step, `Recorder` writes metrics, stored rollouts, evaluations and checkpoints. Its decisions depend only on
-the metrics and the schedule, so a resumed run makes the same ones.
+the metrics and the schedule, so a resumed run makes the same decisions.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 def train_run(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
 
-    A stop request never loses learning. Before a step's update, it discards the step's samples, and a resumed run draws
-    them again. Once the update has begun, the step finishes first.
+    A stop request never discards an update. Before a step's update, it discards the step's samples, and a resumed run
+    draws them again. Once the update has begun, the step finishes first.
 
     Args:
         run: The parts of the run, already restored to `state`.
         state: The state after the last completed step.
-        stop: The request that the parts check while they work; None creates one.
+        stop: The stop request that the parts check while they work; None creates one.
 
     Returns:
         Why the run ended, and one line about it.
@@ -88,7 +88,7 @@ class Ending(Enum):
 class Recorder:
     """Does the bookkeeping of a run: writes records, evaluates, saves checkpoints, and decides when the run ends.
 
-    It continues after `step`, the last completed step.
+    It starts after `step`, the last completed step.
     """
 
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
@@ -98,7 +98,7 @@ class Recorder:
         self._step = step
         records = run.directory.read_metrics()
         self._spent = total_cost(records)
-        # the cost up to the last update: attempts at the next step that found no group come after it
+        # the cost up to the last update; later attempts at the next step found no group
         end = max((line for line, record in enumerate(records, 1) if record.attempt is None), default=0)
         self._spent_before = total_cost(records[:end])
         self._ending: tuple[Ending, str] | None = None
@@ -193,7 +193,7 @@ class Recorder:
         return self._ending or (Ending.FINISHED, self._run.schedule.finish_line(self._spent))
 
     def end_early(self, reason: NoGroupsError | StopNow) -> tuple[Ending, str]:
-        """Save the state before a step without an update. Return why the run ended, and one line about it."""
+        """Save the state from before a step without an update. Return why the run ended, and one line about it."""
         if isinstance(reason, NoGroupsError):
             self._store_rollouts(self._step + 1, reason.batch)
             self.write(self._record_without_update(reason))
@@ -207,7 +207,7 @@ class Recorder:
 
     def _record_without_update(self, error: NoGroupsError) -> StepRecord:
         """Return the record of a step that did not get its groups: the reason, the cost and an evaluation."""
-        # `failure_reason`: the infrastructure failed, so a comparison continues the run; `end_reason`: the run is over
+        # `failure_reason`: the infrastructure failed, so a comparison resumes the run; `end_reason`: the run is over
         record = StepRecord(
             step=self._step + 1,
             attempt=error.batch.attempt,
@@ -231,7 +231,7 @@ class Recorder:
             if self._config.store_rollouts_every:
                 self._store_answers(record.step, groups)
 
-        return_freed_memory()  # the learner's: an evaluation samples more rollouts than a step
+        return_freed_memory()  # freed by the learner; an evaluation samples more rollouts than a step
         counts = run.evaluator.evaluate(run.collector.sampler, held_out, store)
         return_freed_memory()
         evaluation = evaluation_record(counts, ks)
@@ -246,7 +246,7 @@ class Recorder:
 
     @contextmanager
     def _average_in_place(self, version: int) -> Iterator[None]:
-        """Sample with the averaged weights within a block."""
+        """Within a block, sample with the averaged weights."""
         collector, learner = self._run.collector, self._run.learner
         learner.swap_averaged_weights()
         collector.publish(learner.weights(), version=version)

@@ -1,6 +1,6 @@
 """A mini-batch: arrays with one number per node, and the loss of a chunk of nodes, with sums for the metrics.
 
-All counts, masks and denominators are fixed before the first update; model passes only look up numbers. Losses and sums
+All counts, masks and denominators are fixed before the first update; model passes only look them up. Losses and sums
 add up over the chunks of a mini-batch, and over ranks. Dimensions: K nodes of the mini-batch, S sums.
 """
 
@@ -45,9 +45,9 @@ from brorl.tree import RolloutTree
 NUM_SUMS = 7
 """Length of the float64 vector of sums over a mini-batch's nodes, without gradients.
 
-In this order: the policy loss, without penalty and bonus; |weight| whose gradient the clip removed; its parts at the
-lower and upper bounds; old minus new log-prob (nats) of every rollout's token; the estimate of the KL from the
-reference (nats) and the entropy (nats) of the next-token distribution, both weighted by `MiniBatch.sampled_K`.
+In this order: the policy loss, without penalty and bonus; the |weight| whose gradient clipping removed; its parts at
+the lower and upper bounds; old minus new log-prob (nats) over the tokens of all rollouts; the estimate of the KL from
+the reference (nats) and the entropy (nats) of the next-token distribution, both weighted by `MiniBatch.sampled_K`.
 """
 
 
@@ -79,7 +79,7 @@ def choose_trained(
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """Trees, and numbers for their nodes, concatenated over the trees (K nodes in total)."""
+    """Trees, and arrays over their nodes, concatenated over the trees (K nodes in total)."""
 
     # the responses that go through the model; their advantages include all factors except the counts
     groups: list[Group]
@@ -88,13 +88,13 @@ class MiniBatch:
     negative_K: Tensor  # summed negative advantages, shape [K]
     count_K: Tensor  # rollouts that sampled each node's token, shape [K]
     reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without a reference
-    sampled_K: Tensor  # `count_K` estimated from the chosen responses, each weighted by 1 / its chance, shape [K]
+    sampled_K: Tensor  # `count_K` estimated from chosen responses, weighted by 1 / chance of being chosen, shape [K]
     token_weight_K: Tensor  # `sampled_K` times the aggregation's weights, for the KL penalty, shape [K]
     # Divides the loss, and covers all rollouts of the groups, so every group of a step has the same weight, even if the
     # step's mini-batches differ in size.
     denominator: float
     num_tokens: float  # the denominator of a mean over tokens, regardless of the aggregation
-    kept_tokens: float  # sampled tokens that no mask removed
+    kept_tokens: float  # sampled tokens not removed by a mask
 
     @property
     def trees(self) -> list[RolloutTree]:
@@ -117,10 +117,10 @@ def make_mini_batch(
     """Sum advantages and counts over the rollouts through each node, and return the mini-batch.
 
     Args:
-        whole: The trees of all its groups; they determine the denominator.
+        whole: The trees of all the mini-batch's groups; they determine the denominator.
         trained: The responses to backpropagate, with advantages and log-probs.
         config: The loss and the importance correction.
-        fraction: Its number of groups, divided by the mean over the step's mini-batches.
+        fraction: The mini-batch's number of groups, divided by the mean over the step's mini-batches.
         tensor: Concatenates arrays on the model's device.
     """
     loss = config.loss
@@ -163,11 +163,12 @@ def make_mini_batch(
 def prepare_mini_batches(
     groups: Sequence[Group], is_fresh: Sequence[bool], logprobs: PolicyLogprobs, generator: np.random.Generator
 ) -> tuple[list[MiniBatch], dict[str, Any]]:
-    """Return this rank's part of each of a step's mini-batches, and entries of `UpdateRecord`.
+    """Return this rank's part of every mini-batch of a step, and entries for `UpdateRecord`.
 
     Args:
         groups: The groups of the step, with advantages.
-        is_fresh: Whether this step sampled each group, so no earlier step computed its old log-probs.
+        is_fresh: For each group, whether this step sampled it, in which case no earlier step computed its old
+            log-probs.
         logprobs: Computes log-probs under the current weights and the reference; all ranks call this function.
         generator: Chooses the groups of each mini-batch, and the responses to train on if not all of them.
     """
@@ -207,7 +208,7 @@ def _mismatch_metrics(fresh: Sequence[Group], config: TrainConfig) -> Mapping[st
 
 
 def zero_sums(device: torch.device) -> Tensor:
-    """Return the sums over zero nodes, shape [S]."""
+    """Return zero sums, shape [S]."""
     return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
 
 
@@ -230,10 +231,10 @@ def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
 def chunk_loss(
     chunk: ChunkLogprobs, batch: MiniBatch, config: TrainConfig, coefficient_K: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of some nodes of a mini-batch, a scalar with a gradient, and their sums, shape [S].
+    """Return a chunk's loss (a scalar with a gradient) and the sums over its nodes, shape [S].
 
     Args:
-        chunk: The nodes.
+        chunk: Nodes of the mini-batch, with log-probs.
         batch: The mini-batch.
         config: The policy term, the KL penalty and the entropy bonus.
         coefficient_K: For a loss over whole responses (GSPO), its derivative with respect to each node's log-prob,

@@ -134,7 +134,7 @@ class PolicyLogprobs:
         return [groups[piece.tree].select(np.arange(piece.start, piece.stop)) for piece in pieces]
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups with old log-probs: their own, the engine's, or those of the current weights."""
+        """Return groups with old log-probs: those they have, the engine's, or those of the current weights."""
         if not self.config.recompute_old_logprobs:
             return [replace(group, old_logprob_M=group.tree.logprob) for group in groups]
         computed = iter(self.gathered([group.tree for group in groups if group.old_logprob_M is None]))
@@ -175,9 +175,9 @@ def measured_forward(
     max_nodes: int,
     seconds: Callable[[], float] = device_seconds,
 ) -> tuple[Forward, str | None]:
-    """Time trees against rows. Return the faster path, and a line about it (None if rows cannot win).
+    """Time trees against rows. Return the faster path, and a line about it (None if rows cannot be faster).
 
-    Trees compute each distinct token once. Rows compute few extra tokens if responses share little, and have a dense
+    Trees compute each distinct token once. Rows compute few extra tokens if responses share little, and use a dense
     kernel. Each path makes two forward and backward passes over the first chunk, and the second is timed. Gradients are
     cleared. `seconds` waits for the device and returns the time.
     """

@@ -42,7 +42,7 @@ class Ranks:
         """Return the largest of the ranks' integers."""
         if self.size == 1:
             return value
-        largest = torch.tensor(value)  # on the CPU: the device does not have to wait
+        largest = torch.tensor(value)  # on the CPU, so the device does not have to wait
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         return int(largest)
 
@@ -116,11 +116,11 @@ def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo
 
 
 def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
-    """Divide the responses of all trees, in order, into one part per rank with nearly equal costs.
+    """Divide the responses of all trees, in order, into one part per rank, of nearly equal cost.
 
     Example: for two trees with 3 and 1 responses of equal cost on 2 ranks, rank 0 gets responses 0 and 1 of the first
-    tree, and rank 1 gets its response 2 and the second tree. At most R - 1 trees are split. A loss is a sum over
-    responses, so the gradients of a tree's parts add up to its own. The second rank recomputes the prompt and shared
+    tree, and rank 1 gets response 2 and the second tree. At most R - 1 trees are split. A loss is a sum over responses,
+    so the gradients of a tree's parts add up to the tree's gradient. The second rank recomputes the prompt and shared
     tokens.
 
     Args:
@@ -128,8 +128,8 @@ def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
         num_ranks: Number of ranks, R.
 
     Returns:
-        The pieces of each rank, empty for some if there are fewer responses than ranks. A rank's cost differs from the
-        mean by less than the most expensive response.
+        The pieces of each rank; some ranks have none if there are fewer responses than ranks. A rank's cost differs
+        from the mean by less than the most expensive response.
     """
     if not costs:
         return [[] for _ in range(num_ranks)]

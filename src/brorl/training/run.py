@@ -60,13 +60,13 @@ class TrainingRun:
     grader: Grader  # decodes and rewards stored responses
     report: Callable[[StepRecord], None]  # receives the record of every step
     toolbox: Toolbox | None = None  # parses the tool calls in responses; None without tools
-    observe: Observe = unobserved  # called when a step, or a stage of it, begins
+    observe: Observe = unobserved  # called when a step or one of its stages begins
     # adds up the seconds of each stage of a step; shared by the parts
     clock: Stopwatch = field(default_factory=Stopwatch)
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
-    """Return the checkpoint that a run continues from, or None for a new run. Raise an error if neither is possible."""
+    """Return the checkpoint that a run resumes from, or None for a new run. Raise an error if neither is possible."""
     checkpoint = last_checkpoint(directory.checkpoints)
     _check_resumable(config, directory, checkpoint)
     if not checkpoint:
@@ -84,7 +84,7 @@ def check_start(config: TrainConfig) -> None:
 
 
 def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
-    """Restore the parts and files of a run to a checkpoint; None is the start."""
+    """Restore the parts and files of a run to a checkpoint; None means the start."""
     config, directory, learner = run.config, run.directory, run.learner
     try:
         state = load_state(checkpoint) if checkpoint else INITIAL_STATE
@@ -127,7 +127,7 @@ def _take_optimizer(learner: Learner, model: str) -> None:
 
 
 def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
-    """Reject a run that can no longer continue with its settings or files. Accept a new run."""
+    """Reject a run that can no longer resume with its settings or files. Accept a new run."""
     begun = directory.read_begun()
     before = begun.get("settings", {})
     changed = first_change(before, config)
@@ -165,7 +165,7 @@ def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: P
 
 
 def _go_back(directory: RunDirectory) -> str:
-    """Return the command that continues without the unusable last checkpoint."""
+    """Return the command that resumes without the unusable last checkpoint."""
     *earlier, last = complete_checkpoints(directory.checkpoints)
     if earlier:
         repeat = f"rm -r {shlex.quote(str(last))} && {shell_command('resume', directory.path)}"

@@ -1,6 +1,6 @@
 """The schedule of a run: its phases, its best evaluation, when it pauses and ends, and when the reference is reset.
 
-All decisions are functions of the metrics since the start, so a resumed run makes the same ones.
+All decisions are functions of the metrics since the start, so a resumed run makes the same decisions.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Patience:
 
 
 class Evaluations:
-    """Tracks a run's best evaluation, and whether its scores still rise.
+    """Tracks a run's best evaluation, and whether its scores are still rising.
 
-    Only regular evaluations can end the run. An evaluation at an evaluation point of the budget, or
-    where a resumed run had ended, must not affect training.
+    Only regular evaluations can end the run. An evaluation at an evaluation point of the budget, or at the step where a
+    resumed run had ended, must not affect training.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
@@ -52,7 +52,7 @@ class Evaluations:
 
     @property
     def best_step(self) -> int | None:
-        """Step with the best evaluation, except step 0, the earliest in a tie; None if there is none to keep."""
+        """Step with the best evaluation (not step 0; the earliest in a tie); None if there is none to keep."""
         return self._best[1] if self._best and self._settings.keep_best else None
 
     def score(self, record: StepRecord) -> float | None:
@@ -68,7 +68,7 @@ class Evaluations:
         return self.score(record) if record.is_regular(self._settings.every) else None
 
     def add(self, record: StepRecord) -> None:
-        """Take the next line of the metrics."""
+        """Add the next line of the metrics."""
         score, step = self.score(record), record.weights_step
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
@@ -78,7 +78,7 @@ class Evaluations:
             self._stall = Patience(self._stall.best)
 
     def why_over(self) -> str | None:
-        """Return why the run ends after the last record, or None if its evaluations still rise."""
+        """Return why the run ends after the last record, or None if its evaluations are still improving."""
         patience = self._settings.patience
         if patience is None or self._stall.length < patience:
             return None
@@ -93,9 +93,9 @@ class ReferenceSchedule:
     """Decides after which steps the reference is reset: at intervals, when the KL spikes, or when validation stalls.
 
     - Spike: the median of the last 5 measured KLs is above `reset_kl_above`, so no single value decides. Non-finite
-      values count as above.
-    - Cooldown: KL and validation never cause a reset within `cooldown` steps of the last one or of the start, where the
-      policy is still close to its reference. Values within the cooldown still count afterwards.
+      values count as being above it.
+    - Cooldown: KL and validation never cause a reset within `cooldown` steps of the last reset or the start, when the
+      policy is still close to its reference. Values from the cooldown still count afterwards.
     - Every reset, whatever its reason, clears the counters (steps, KLs, evaluations without a new best) and the best
       score, so later scores are compared only with each other.
 
@@ -117,7 +117,7 @@ class ReferenceSchedule:
         self._kls: list[float] = []
 
     def why_reset(self, record: StepRecord) -> str | None:
-        """Return why the reference is reset after the step of a record, or None for no reset."""
+        """Return why the reference is reset after a record's step, or None for no reset."""
         settings = self._settings
         since = record.step - self._last_reset
         kls, stall = self._with(record)
@@ -140,13 +140,13 @@ class ReferenceSchedule:
         return None
 
     def add(self, record: StepRecord) -> None:
-        """Take the next line of the metrics."""
+        """Add the next line of the metrics."""
         self._kls, self._stall = self._with(record)
         if record.reference_reset is not None:
             self._start_again(record.step)
 
     def _with(self, record: StepRecord) -> tuple[list[float], Patience]:
-        """Return the last KLs and the stall, including a record's."""
+        """Return the last KLs and the stall count, updated with a record."""
         kl = record.update.reference_kl if record.update else None
         score = self._score(record)
         kls = self._kls if kl is None else [*self._kls, kl if isfinite(kl) else inf][-SPIKE_STEPS:]
@@ -154,20 +154,20 @@ class ReferenceSchedule:
 
 
 class Schedule:
-    """Decides when a run is evaluated, pauses and ends. Contains everything else that its metrics decide."""
+    """Decides when a run is evaluated, pauses and ends. Its members make all other decisions from the metrics."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._budget = config.total_budget
         self._unit = self._budget.unit
-        self.has_begun = False  # whether the metrics have a line
+        self.has_begun = False  # whether the metrics have a line yet
         self.evaluations = Evaluations(config.evaluation)
         self.reference = ReferenceSchedule(config.reference, self.evaluations.regular_score)
         self.collapse = CollapseWatch(config.collapse, config.evaluation.every)
         self.objective = PhaseSchedule(config)
 
     def add(self, record: StepRecord) -> None:
-        """Take the next line of the metrics, from this process or an earlier one."""
+        """Add the next line of the metrics, from this process or an earlier one."""
         self.has_begun = True
         for watcher in (self.evaluations, self.reference, self.collapse, self.objective):
             watcher.add(record)
@@ -182,7 +182,7 @@ class Schedule:
         return (self._config.steps is not None and step >= self._config.steps) or self._budget.is_spent(spent)
 
     def fraction_spent(self, step: int, spent: Cost) -> float:
-        """Return the spent fraction of the steps or the budget, whichever is larger."""
+        """Return the fraction of the steps or of the budget that is spent, whichever is larger."""
         return fraction_spent(self._config.steps, self._budget, step, spent)
 
     def evaluates(self, step: int, before: Cost, spent: Cost) -> bool:
@@ -211,7 +211,7 @@ class PhaseSchedule:
     """Steps through the phases of a run (at least one), each with its own advantages and learning rate.
 
     Phases run in order and never repeat. If a resumed run has a larger budget, its current phase continues. Its
-    progress is then computed from the fraction of the new budget, and is at least 0.
+    progress is then computed from the spent fraction of the new budget, and is at least 0.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -236,7 +236,7 @@ class PhaseSchedule:
 
     @property
     def lr_scale(self) -> float:
-        """Factor on the learning rate."""
+        """Factor that multiplies the learning rate."""
         optimizer = self._config.optimizer
         phase_factor = (self.phase.learning_rate or optimizer.learning_rate) / optimizer.learning_rate
         return phase_factor * optimizer.decay(self._fraction)
@@ -267,7 +267,7 @@ class PhaseSchedule:
         )
 
     def add(self, record: StepRecord) -> None:
-        """Take the next line of the metrics: its phase, and any regular evaluation, for the phase's patience."""
+        """Add the next line of the metrics: its phase and, for the phase's patience, any regular evaluation."""
         if objective := record.objective:
             if objective.phase != self._index + 1:
                 self._enter(objective.phase - 1, objective.began_at)
@@ -288,7 +288,7 @@ class PhaseSchedule:
 
 
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:
-    """Return settings with MaxRL's order at a progress from 0 to 1.
+    """Return the settings with MaxRL's order at a given progress, 0 to 1.
 
     The order falls geometrically from `order` (N - 1 if None) to `final_order`, which it reaches at `final_order_at`.
     From 16 to 1: 16 at the start, 4 halfway, 1 at the end.

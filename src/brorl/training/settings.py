@@ -81,7 +81,7 @@ class OptimizerSettings(Section):
         return self
 
     def decay(self, progress: float) -> float:
-        """Return the factor on the learning rate at a fraction of the steps or the budget, 0 to 1."""
+        """Return the factor for the learning rate at a given fraction of the steps or the budget, 0 to 1."""
         fallen = min(max((progress - self.decay_from) / (1 - self.decay_from), 0.0), 1.0)
         match self.schedule:
             case "constant":
@@ -185,10 +185,10 @@ class BudgetSettings(Section):
 class CollapseLimits(Section):
     """Warnings of model collapse, produced by `training/collapse.py`.
 
-    One tenth of the entropy: training sharpens every model (the quickstart keeps about half of its entropy while its
+    Why a tenth of the entropy: training sharpens every model (the quickstart keeps about half of its entropy while its
     pass@1 more than doubles), but a model that has lost 90% of it samples nearly the same response every time, so no
-    group is mixed. A KL of one nat: the sampled tokens are, in geometric mean, 2.7 times as likely as under the
-    reference, and a response of 100 tokens is e^100 times as likely.
+    group is mixed. Why a KL of one nat: the sampled tokens are then, in geometric mean, 2.7 times as likely as under
+    the reference, and a response of 100 tokens is e^100 times as likely.
     """
 
     entropy_fraction: float = Field(

@@ -30,7 +30,7 @@ def fingerprints(config: TrainConfig, model: str) -> dict[str, str]:
 
 
 def changed_files(before: Mapping[str, str], config: TrainConfig, model: str) -> list[str]:
-    """Return each file that differs from `before`, the `fingerprints` when the run began, under the user's name."""
+    """Return the path and name of each file that has changed since `before`, the `fingerprints` when the run began."""
     files = _files(config, model)
     now = fingerprints(config, model)
     changed = [name for name, sums in before.items() if now.get(name) != sums]

@@ -112,7 +112,7 @@ class StopRequest:
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Mark work that learns nothing. A stop request ends it at its start, at a `check`, or at its end."""
+        """Mark work in which nothing is learned. A stop request ends it at its start, at a `check`, or at its end."""
         self._discards = True
         try:
             self.check()
