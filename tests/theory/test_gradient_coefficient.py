@@ -170,7 +170,7 @@ def test_the_falling_order_of_the_documentation_is_computed() -> None:
         return float(progress[np.argmax(np.array(kept) < (1 - pass_rate) / 2)])
 
     for first, rates in ((511, (0.002, 0.01, 0.05, 0.2)), (15, (0.05, 0.2))):
-        [text] = re.findall(rf"From {first} to 1 (?:this|it) is at (.*?)\.\s", section, re.DOTALL)
+        [text] = re.findall(rf"From {first} to 1, (?:that|it) is (.*?)\.\s", section, re.DOTALL)
         stated = [int(percent) / 100 for percent in re.findall(r"(\d+)%", text)]
         order_is_whole = 0.08 if first == 15 else 0.03  # few orders are left where they are small
         assert stated == pytest.approx([halved_at(rate, first) for rate in rates], abs=order_is_whole)
