@@ -43,7 +43,7 @@ def free_unused(shares_gpu: bool) -> None:
 
 
 def return_freed_memory() -> None:
-    """Give freed memory that the C library holds back to the system. Only glibc holds and returns any."""
+    """Return to the system the freed memory that the C library still holds. Only glibc holds and returns any."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
