@@ -303,7 +303,7 @@ class RolloutTree:
         """Return the nodes of each distinct response, padded with -1, shape [L, width]."""
         node_LT = np.full((self.leaf.size, width), -1, np.int64)
         row, node = np.arange(self.leaf.size), self.leaf
-        while row.size:  # one step toward the prompt for all responses at once
+        while row.size:  # each iteration moves all responses one step toward the prompt
             node_LT[row, self.depth[node]] = node
             node = self.parent[node]
             row, node = row[node >= 0], node[node >= 0]

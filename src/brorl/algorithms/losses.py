@@ -5,7 +5,7 @@ Rollouts that share a prefix share the ratio r of each of its tokens. For a roll
     A min(r, 1 + clip_high)  if A > 0,        A max(r, 1 - clip_low)  if A < 0.
 
 So a node needs two weights: the summed positive and the summed negative advantages of the rollouts through it. Dual
-clip also bounds the second ratio from above, with the same two weights. CISPO needs only their sum. GSPO's ratio
+clip also bounds the ratio from above where A < 0, with the same two weights. CISPO needs only their sum. GSPO's ratio
 belongs to a whole response, not to a node. Its loss needs the log-probs of all nodes first, and returns the coefficient
 of each node's log-prob. The denominator is an argument, so the losses of a batch's parts add up to the loss of the N x
 T batch.
@@ -92,7 +92,7 @@ def clipped_policy_loss(
         old_logprob_K: Log-probs of the nodes under the policy that sampled them, shape [K].
         positive_K: Summed positive advantages of the rollouts through each node, shape [K].
         negative_K: Summed negative advantages, shape [K].
-        clip_low: How far the ratio may fall below 1 before it stops counting, in (0, 1].
+        clip_low: How far the ratio may fall below 1 before it is clipped, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Denominator for the whole batch, across all parts and devices: for a token mean, the number of
             sampled tokens.
@@ -174,7 +174,7 @@ def gspo_loss(
             loss; otherwise each token of a response carries s_l.)
         logprob_M: Log-probs (nats) of the nodes under the trained policy, shape [M].
         old_logprob_M: Log-probs of the nodes under the policy that sampled them, shape [M].
-        clip_low: How far s may fall below 1 before it stops counting, in (0, 1].
+        clip_low: How far s may fall below 1 before it is clipped, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Denominator for the whole batch, across all parts and devices.
 

@@ -75,7 +75,7 @@ class RewardTerm(Section):
 
 
 class RewardShaping(Section):
-    """How verdicts become rewards; dynamic sampling always uses the verdict."""
+    """From verdicts to rewards; dynamic sampling always uses the verdict."""
 
     partial_credit: bool = Field(False, description="use the verifier's score as the reward, not only 0 or 1")
     stop_properly: float = Field(
@@ -200,7 +200,7 @@ class AdvantageSettings(Section):
 
 
 class Clip(NamedTuple):
-    """The bounds of a ratio."""
+    """Bounds on a ratio."""
 
     low: float  # how far it may fall below 1
     high: float  # how far it may rise above 1

@@ -97,7 +97,7 @@ class EngineActor:
 class RolloutActors:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    `build` makes the same engine in every actor and must be picklable. Actors get their next task during calls to this
+    `build` makes the same engine in every actor and must be picklable. Actors get new tasks only during calls to this
     pool. A caller that samples ahead must limit how many tickets are open.
     """
 

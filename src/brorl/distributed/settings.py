@@ -60,7 +60,7 @@ class ClusterSettings(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a cluster."""
+        """Whether the run uses a cluster."""
         return self.nodes > 0
 
     @property

@@ -300,7 +300,7 @@ class PeerOutOfMemoryError(torch.OutOfMemoryError):
 
 
 class PassSync:
-    """Keeps the passes of all ranks in step. This class serves a single process, which has nothing to agree on."""
+    """Keeps the passes of all ranks in step. This base class is for a single process, which has nothing to sync."""
 
     def finish(self) -> None:
         """When this rank's work is done, make the passes that other ranks still need."""

@@ -68,7 +68,7 @@ def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
     """Return the rotary scaling that changes once a batch's longest row exceeds some length, and that length."""
     text_config = config.get_text_config()
     parameters: dict[str, Any] = getattr(text_config, "rope_parameters", None) or {}
-    # some models have a set for each layer type
+    # some models have one set per layer type
     layer_parameters = [p for p in parameters.values() if isinstance(p, dict)]
     limits = []
     for rope in layer_parameters or [parameters]:

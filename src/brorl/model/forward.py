@@ -1,7 +1,7 @@
 """Chooses the path that trees take through a model, and checks on small examples that it reproduces the model.
 
 The tree path computes every distinct token once. The flat path computes a row for every distinct response, for models
-whose attention cannot be hooked. Both give the same log-probs and the same gradient. They compute with:
+whose attention cannot be hooked. Both give the same log-probs and the same gradient. They use:
 
 | path | chunks of the learner | rows of the native engine |
 |---|---|---|
@@ -332,7 +332,7 @@ def _example_trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]
 
 
 def _example_trees_of_many_blocks(model: PreTrainedModel) -> list[RolloutTree]:
-    """Return trees that fill several blocks of FlexAttention, some of them skipped, one beyond a sliding window."""
+    """Return trees that fill several FlexAttention blocks, some skipped, and one longer than a sliding window."""
     vocabulary = model.config.get_text_config().vocab_size
     trees = _example_trees(vocabulary, _BLOCK_RESPONSES)
     window = smallest_window(model.config)

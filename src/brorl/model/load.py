@@ -50,7 +50,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device in the settings. Raise an error if this machine lacks it."""
+    """Return the device named in the settings. Raise an error if this machine lacks it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

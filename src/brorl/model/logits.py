@@ -1,7 +1,7 @@
 """Logits of the rows of a forward pass: whole if there are few, otherwise in blocks of at most 2^26.
 
-The output embedding is called as a module, so bias, adapters, tied and frozen weights, shards and autocast need no code
-here. A model that changes its logits afterwards (soft-capping, a scale) needs whole logits.
+The output embedding is called as a module, so bias, adapters, tied and frozen weights, shards and autocast need no
+special handling. A model that changes its logits afterwards (soft-capping, a scale) needs whole logits.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def row_logits(
 
 @torch.no_grad()
 def embeds_last(model: PreTrainedModel) -> bool:
-    """Return whether a model's logits are the unchanged output of its output embedding, even on the meta device."""
+    """Return whether a model's logits are the unchanged output of its output embedding; works on the meta device."""
     embedding = model.get_output_embeddings()
     if embedding is None:
         return False

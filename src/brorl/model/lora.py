@@ -25,7 +25,7 @@ from brorl.model.source import text_modules
 ALL_LINEAR = "all-linear"
 _PREFIX = "base_model.model."
 ADAPTER = "default"
-_NAMED = re.compile(r"(\.lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")  # the adapter name that some tools also save
+_NAMED = re.compile(r"(\.lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")  # the adapter name, which some tools include
 _FITTING = "set base_model_name_or_path in its adapter_config.json to the model that it was trained on"
 _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
                 "layer_replication", "trainable_token_indices", "target_parameters")  # fmt: skip

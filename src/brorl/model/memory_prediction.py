@@ -197,7 +197,7 @@ class ModelMemory:
             if forward == "tree":
                 raise
             return guessed, True
-        except Exception:  # some expert routers read values, which the meta device does not have
+        except Exception:  # some expert routers read values, which the meta device lacks
             return guessed, False
 
     def predict(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPrediction:

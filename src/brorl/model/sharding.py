@@ -167,7 +167,7 @@ class _Kind(IntEnum):
 class ShardedPassSync(PassSync):
     """Makes all ranks run the same sequence of passes through a sharded model.
 
-    Before each pass the ranks agree on its kind with `maximum`, which returns the largest integer over all ranks. A
+    Before each pass, the ranks agree on its kind with `maximum`, which returns the largest integer over all ranks. A
     rank that does not need this pass runs one over two tokens that adds zero to every gradient. Passes without a
     gradient come first, so that ranks compute their chunks in parallel even if their groups of prompts end at different
     places. A forward pass with a gradient must be followed by its backward pass.

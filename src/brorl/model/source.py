@@ -52,9 +52,9 @@ class ModelSource:
     """Where a model is loaded from."""
 
     name: str  # the name from the settings
-    path: str  # an absolute folder without links, or a hub id; valid in any working directory
+    path: str  # an absolute folder with links resolved, or a hub id; valid in any working directory
     local_only: bool  # whether all files are on this machine and none may be downloaded
-    adapter: Path | None = None  # folder of a LoRA adapter for it, or None
+    adapter: Path | None = None  # folder of its LoRA adapter, or None
     revision: str | None = None  # branch, tag or commit on the hub; None for the main branch, and for a folder
 
     @property
@@ -278,7 +278,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the modules of a model's text part by name: all modules, unless some process images."""
+    """Return the modules of a model's text part by name: all modules if none process images."""
     modules = dict(model.named_modules())
     if not _has_text_part(model.config):
         return modules

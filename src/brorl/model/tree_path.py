@@ -1,8 +1,8 @@
 """The tree path: exact, differentiable log-probs of every tree node, computed with tree attention in chunks.
 
-The caller of `chunk_logprobs` back-propagates each chunk before the next, so the learner's memory does not depend on N.
-Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed once. A prompt's
-keys and values accumulate the gradients of all chunks, which then flow through the prompt.
+The caller of `chunk_logprobs` back-propagates each chunk before requesting the next, so the learner's memory does not
+depend on N. Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed
+once. A prompt's keys and values accumulate the gradients of all chunks, which then flow through the prompt.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def surrogate_gradient(
 
 
 class Optimizer:
-    """torch.optim.AdamW, Adam (with betas 0.9 and 0.999) or SGD (without momentum), on one vector in place."""
+    """torch.optim.AdamW, Adam (with betas 0.9 and 0.999) or SGD (without momentum), applied to one vector in place."""
 
     def __init__(self, settings: SimulationSettings) -> None:
         self._settings = settings
