@@ -6,12 +6,12 @@ depth-first preorder, with siblings sorted by token. Rollouts [5 7], [5 7], [5 8
     token  [5, 7, 8, 9]    parent [-1, 0, 0, 2]    count [3, 2, 1, 1]
     leaf   [1, 3]          leaf_count [2, 1]
 
-Two trees are equal exactly when their rollouts are equal as multisets. In preorder, every subtree and every run of
-consecutive responses is a slice. An empty response is an error.
+Two trees are equal if and only if they hold the same multiset of rollouts. In preorder, every subtree and every run of
+consecutive responses is a slice. Empty responses are rejected.
 
-A node can be *given*: it comes from a tool's result, and no policy sampled it. Its log-prob is 0, so a sum along a path
-is the log-prob of the sampled tokens, and a given token has ratio 1 and divergence 0. Given nodes never count as
-sampled tokens. A leaf is never given.
+A node can be *given*: its token comes from a tool result and was not sampled by the policy. Its log-prob is 0, so a sum
+along a path is the log-prob of the sampled tokens, and a given token has ratio 1 and divergence 0. Given nodes never
+count as sampled tokens. A leaf is never given.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class RolloutTree:
     # Index of each node's parent, shape [M]; -1 for the first token after the prompt. Parents come first.
     parent: IntArray
     count: IntArray  # number of rollouts that pass through each node, shape [M]
-    # Log-probability (nats) of each node's token given its prefix, shape [M]; NaN where unknown. The distribution is
-    # the one sampled from: at the sampling temperature, over the tokens that top-p and top-k keep. 0 if given.
+    # Log-probability (nats) of each node's token after its prefix, shape [M]; NaN if unknown, 0 if given. It is under
+    # the sampling distribution: at the sampling temperature, over the tokens that top-p and top-k keep.
     logprob: FloatArray
     leaf: IntArray  # last node of each distinct response, in preorder, shape [L]
-    leaf_count: IntArray  # number of rollouts that gave each distinct response, shape [L]
+    leaf_count: IntArray  # number of rollouts that produced each distinct response, shape [L]
     finished: BoolArray  # True if the response ended, False if it was truncated, shape [L]
-    # Whether each node is given, shape [M]; an empty array means that every node was sampled.
+    # Whether each node is given, shape [M]; an empty array means every node was sampled.
     given: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class RolloutTree:
             raise ValueError("a response must end with a sampled token, not with a given one")
 
     def __reduce__(self) -> tuple[type[RolloutTree], tuple[Any, ...]]:
-        """Pickle only the fields, without cached values. The arrays of a copy are read-only too."""
+        """Pickle only the fields, not the cached values. The copy's arrays are also read-only."""
         return type(self), (self.prompt_ids, *(getattr(self, name) for name in ARRAY_DTYPES))
 
     @classmethod
@@ -95,17 +95,18 @@ class RolloutTree:
         Args:
             prompt_ids: Token ids of the prompt.
             responses: N non-empty sequences of token ids, including the stop token if there is one.
-            logprobs: Log-probability (nats) of every token of each response. If rollouts share a node, it takes the
-                value from the response that sorts first.
-            finished: Whether each response ended without being truncated; all True by default.
-            given: Whether each token of each response was given, not sampled; none by default. The last token never is.
-            counts: The number of rollouts that gave each response; 1 each by default.
+            logprobs: Log-probability (nats) of each token in each response. A node shared by several responses takes
+                its value from the one that sorts first.
+            finished: Whether each response ended rather than being truncated; all True by default.
+            given: Whether each token in each response was given, not sampled; all False by default. The last token
+                cannot be given.
+            counts: The number of rollouts that produced each response; 1 each by default.
 
         Returns:
-            The tree in its canonical order.
+            The tree in canonical order.
 
         Raises:
-            ValueError: If there is no response, one is empty, a token is negative or lengths do not match.
+            ValueError: If there are no responses, a response is empty, a token is negative, or lengths do not match.
 
         Example:
             >>> RolloutTree.from_responses([1, 2], [[5, 7], [5, 7], [5, 8, 9]])
@@ -126,16 +127,16 @@ class RolloutTree:
 
     @classmethod
     def merge(cls, trees: Sequence[RolloutTree]) -> RolloutTree:
-        """Merge trees of one prompt into the tree of all their rollouts.
+        """Merge trees for the same prompt into one tree with all their rollouts.
 
         Args:
             trees: At least one tree, all for the same prompt.
 
         Returns:
-            The tree that `from_responses` would build from all rollouts, in the order of the input trees.
+            The tree that `from_responses` would build from all the rollouts, in the order of the input trees.
 
         Raises:
-            ValueError: If there is no tree, or the prompts differ.
+            ValueError: If there are no trees or their prompts differ.
         """
         prompts = {tree.prompt_ids for tree in trees}
         if len(prompts) != 1:
@@ -161,25 +162,25 @@ class RolloutTree:
         finished_R: BoolArray,
         count_R: IntArray,
     ) -> RolloutTree:
-        """Build a tree from R responses as rows, padded with token -1. Row r stands for `count_R[r]` rollouts."""
-        # 1. Sort the rows, say [5 7 _] before [5 8 9]. Big-endian bytes of (token + 1) sort as tokens do, with the
-        # padding 0 before every token.
+        """Build a tree from R responses, one per row, padded with token -1. Row r stands for `count_R[r]` rollouts."""
+        # 1. Sort the rows, say [5 7 _] before [5 8 9]. The big-endian bytes of (token + 1) sort like the tokens, with
+        # the padding (0) first.
         rows = (token_RT + 1).astype(">u8")
         keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_R, strict=True)]
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
         sorted_token_RT, sorted_finished_R, sorted_count_R = token_RT[order], finished_R[order], count_R[order]
 
-        # 2. A prefix is new if it has a token that differs from the row above: [new new _], [- new new].
+        # 2. A prefix is new if any of its tokens differs from the row above: [new new _], [- new new].
         valid_RT = sorted_token_RT >= 0
         new_RT = valid_RT.copy()
         new_RT[1:] &= np.logical_or.accumulate(sorted_token_RT[1:] != sorted_token_RT[:-1], axis=1)
 
-        # 3. Number new prefixes in reading order, and copy the other numbers from above: [0 1 _], [0 2 3].
+        # 3. Number new prefixes in reading order, and copy the rest from the row above: [0 1 _], [0 2 3].
         node_RT = np.where(new_RT, np.cumsum(new_RT).reshape(new_RT.shape) - 1, -1)
         node_RT = np.maximum.accumulate(node_RT, axis=0)
         parent_RT = np.concatenate([np.full_like(node_RT[:, :1], -1), node_RT[:, :-1]], axis=1)
 
-        # 4. Equal rows are one response.
+        # 4. Merge equal rows into one response.
         length_R = valid_RT.sum(axis=1)
         leaf_R = node_RT[np.arange(len(order)), length_R - 1]
         changes_R = (leaf_R[1:] != leaf_R[:-1]) | (sorted_finished_R[1:] != sorted_finished_R[:-1])
@@ -218,7 +219,7 @@ class RolloutTree:
 
     @property
     def num_unique_tokens(self) -> int:
-        """Number of sampled nodes: the tokens that were decoded."""
+        """Number of sampled nodes: the tokens actually decoded."""
         return self.num_nodes - self.num_given_tokens
 
     @property
@@ -228,12 +229,12 @@ class RolloutTree:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of sampled tokens in all N rollouts. A shared prefix counts once per rollout."""
+        """Number of sampled tokens across all N rollouts. A shared prefix counts once per rollout."""
         return int(self.sampled_count.sum())
 
     @property
     def num_turns(self) -> int:
-        """Number of turns in all N rollouts: one per rollout, plus one after each reply."""
+        """Number of turns across all N rollouts: one per rollout, plus one after each reply."""
         return self.num_rollouts + int(self.count[self.first_given].sum())
 
     @cached_property
@@ -243,7 +244,7 @@ class RolloutTree:
 
     @cached_property
     def sampled_count(self) -> IntArray:
-        """Number of rollouts that sampled each node's token, shape [M]: its count, and 0 for a given node."""
+        """Number of rollouts that sampled each node's token, shape [M]: its count, or 0 for a given node."""
         return np.where(self.given, 0, self.count)
 
     @cached_property
@@ -278,13 +279,13 @@ class RolloutTree:
         return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
 
     def turns(self) -> list[list[tuple[int, ...]]]:
-        """Return the token ids of each turn of the distinct responses, in the order of `leaf`, without given tokens."""
+        """Return the token ids of each turn in the distinct responses, without given tokens, in the order of `leaf`."""
         if not self.given.any():
             return [[tokens] for tokens, _ in self.responses()]
         return [[tokens for tokens, is_given in parts if not is_given] for parts in self.parts()]
 
     def parts(self) -> list[list[tuple[tuple[int, ...], bool]]]:
-        """Return the distinct responses as their turns and replies: (token ids, whether they are given)."""
+        """Return the turns and replies of each distinct response: (token ids, whether they are given)."""
         parts_L = []
         for path in np.split(self.response_nodes(), np.cumsum(self.total_length)[:-1]):
             edges = np.flatnonzero(np.diff(self.given[path])) + 1
@@ -294,7 +295,7 @@ class RolloutTree:
         return parts_L
 
     def response_nodes(self) -> IntArray:
-        """Return the nodes of the distinct responses, one response after the other, in the order of `leaf`."""
+        """Return the nodes of the distinct responses, one response after another, in the order of `leaf`."""
         node_LT = self._response_nodes(int(self.total_length.max()))
         return node_LT[node_LT >= 0]
 
@@ -302,7 +303,7 @@ class RolloutTree:
         """Return the nodes of each distinct response, padded with -1, shape [L, width]."""
         node_LT = np.full((self.leaf.size, width), -1, np.int64)
         row, node = np.arange(self.leaf.size), self.leaf
-        while row.size:  # one step toward the prompt for all responses at once
+        while row.size:  # each iteration moves all responses one step toward the prompt
             node_LT[row, self.depth[node]] = node
             node = self.parent[node]
             row, node = row[node >= 0], node[node >= 0]
@@ -329,18 +330,18 @@ class RolloutTree:
         first_M = np.searchsorted(self.leaf, node_M)
         stop_M = np.searchsorted(self.leaf, self.end)
         padded = np.append(np.asarray(value_L, np.float64), 0.0)
-        # Not a difference of cumulative sums: a node below which every value is 0 must get exactly 0.
+        # A difference of cumulative sums would not do: a node with only zeros below it must get exactly 0.
         return np.add.reduceat(padded, np.stack([first_M, stop_M], axis=1).ravel())[::2]
 
     def token_weights(self, value_L: NDArray[Any]) -> FloatArray:
-        """For each node, sum a value over the distinct responses that sampled its token, shape [M]; 0 if it is given.
+        """For each node, sum a value over the distinct responses that sampled its token, shape [M]; 0 for given nodes.
 
         These are the token weights of a loss; `sum_below` returns prefix weights.
         """
         return np.where(self.given, 0.0, self.sum_below(value_L))
 
     def sum_along_paths(self, value_M: NDArray[Any]) -> FloatArray:
-        """For each node, sum a value over its path, from the first token to the node itself; return sums, shape [M]."""
+        """For each node, sum a value along its path, from the first token through the node itself; shape [M]."""
         sum_M = np.array(value_M, np.float64)
         jump_M = self.parent.copy()
         while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
@@ -349,23 +350,23 @@ class RolloutTree:
         return sum_M
 
     def sum_over_responses(self, value_M: NDArray[Any]) -> FloatArray:
-        """For each distinct response, sum a value over all its nodes, including given ones; return sums, shape [L]."""
+        """For each distinct response, sum a value over all its nodes, including given ones; shape [L]."""
         return self.sum_along_paths(value_M)[self.leaf]
 
     def select(self, leaves: IntArray) -> tuple[RolloutTree, IntArray]:
-        """Keep only some distinct responses.
+        """Keep only the selected distinct responses.
 
         Args:
             leaves: Indices into `leaf` of the responses to keep, ascending, shape [K], K >= 1.
 
         Returns:
-            The smaller tree, and the index in this tree of each node of the smaller one.
+            The smaller tree, and for each of its nodes the index in this tree.
         """
         kept_L = np.zeros(self.leaf.size, np.bool_)
         kept_L[leaves] = True
         count_M = self.sum_below(np.where(kept_L, self.leaf_count, 0)).astype(np.int64)
         node_index = np.flatnonzero(count_M)
-        renumber = np.append(np.cumsum(count_M > 0) - 1, -1)  # index -1 finds the last entry: parent -1 stays -1
+        renumber = np.append(np.cumsum(count_M > 0) - 1, -1)  # index -1 reads the last entry, so parent -1 stays -1
         tree = RolloutTree(
             prompt_ids=self.prompt_ids,
             token=self.token[node_index],
@@ -396,7 +397,7 @@ class RolloutTree:
 
 
 def truncation_rate(trees: Sequence[RolloutTree]) -> float:
-    """Return the fraction of rollouts that were truncated at the length limit; 0 without trees."""
+    """Return the fraction of rollouts that were truncated at the length limit; 0 if there are no trees."""
     return sum(tree.num_truncated for tree in trees) / max(sum(tree.num_rollouts for tree in trees), 1)
 
 
@@ -408,7 +409,7 @@ def subtree_ends(depth_M: IntArray) -> IntArray:
     """
     num_nodes = depth_M.size
     end_M = np.empty(num_nodes, np.int64)
-    # A chain is a run of nodes of increasing depth: depths [0 1 2 1 2] are the chains [0 1 2] and [1 2].
+    # A chain is a run of nodes with increasing depth: depths [0 1 2 1 2] are the chains [0 1 2] and [1 2].
     starts = np.flatnonzero(np.diff(depth_M, prepend=depth_M[:1]) <= 0)
     stops = np.append(starts, num_nodes)[1:]
     depths, ends = [-1], [num_nodes]  # stack: later chain starts that can close a subtree, nearest last

@@ -7,14 +7,14 @@ Equal responses have equal advantages, so there is one number per distinct respo
 Below, x_i is the reward of rollout i, sums run over the N rollouts of the group, and standard deviations divide by the
 number of entries.
 
-An advantage that depends only on outcomes and sums to 0 is A_i = w(N, c) (r_i - c/N), with r_i in {0, 1} and c the sum
-of r_i. It never prefers one correct response over another; it only reweights prompts. Its *outcome weight* w decides
-which objective is maximized. Each weight is a function `..._weight`:
+Any advantage that depends only on outcomes and sums to 0 has the form A_i = w(N, c) (r_i - c/N), with r_i in {0, 1} and
+c the sum of r_i. It never prefers one correct response over another; it only reweights prompts. Its *outcome weight* w
+decides which objective is maximized. Each weight has a function `..._weight`:
 
 | weight | w(N, c) | E[(1/N) sum_i A_i grad log pi(y_i)] is the gradient of |
 |---|---|---|
 | `rloo` | N / (N-1) | pass@1 |
-| `reinforce_pp_baseline` | 1 | (1 - 1/N) pass@1, before the batch's scale |
+| `reinforce_pp_baseline` | 1 | (1 - 1/N) pass@1, before normalization over the batch |
 | `grpo` | N / sqrt(c (N-c)) | an objective that depends on N; about 2 arcsin(sqrt(pass@1)) for large N |
 | `pass_at_k` | k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1) | pass@k |
 | `maxrl` | N/c (1 - C(N-1-c, T) / C(N-1, T)) | sum_{k<=T} pass@k / k; for large T that of log pass@1 |
@@ -43,7 +43,7 @@ _EPSILON = 1e-8  # keeps quotients finite when all rewards are equal
 
 
 def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
-    """Return the estimator in the settings, with their normalization over the batch, if any."""
+    """Return the estimator selected in the settings, including any normalization over the batch."""
     estimate = _estimator(settings)
     if not settings.batch_scale and settings.estimator != "reinforce_pp_baseline":
         return estimate
@@ -51,7 +51,7 @@ def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
 
 
 def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
-    """Return the estimator in the settings, without normalization over the batch."""
+    """Return the estimator selected in the settings, without normalization over the batch."""
     match settings.estimator:
         case "reinforce_pp_baseline":
             weight: OutcomeWeight = reinforce_pp_baseline_weight
@@ -99,7 +99,7 @@ def batch_normalized(
     by_tokens = normalize_over == "tokens"
     weights = [group.tree.leaf_count * (group.tree.length if by_tokens else 1) for group in groups]
     value, weight = np.concatenate(advantages), np.concatenate(weights).astype(np.float64)
-    mean = np.average(value, weights=weight) if by_tokens else 0.0  # exactly 0: equal rewards keep the advantage 0
+    mean = np.average(value, weights=weight) if by_tokens else 0.0  # exactly 0, so equal rewards keep advantage 0
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))
     return [(a - mean) / (std + _EPSILON) for a in advantages]
 
@@ -118,7 +118,7 @@ def grpo(groups: Sequence[Group]) -> list[FloatArray]:
 
 def _centered(group: Group) -> FloatArray:
     """Return the reward minus the group's mean, shape [L]; exactly 0 if all rewards are equal."""
-    if np.ptp(group.reward_L) == 0:  # the computed mean can differ from them in the last bit
+    if np.ptp(group.reward_L) == 0:  # the computed mean can differ from the rewards in the last bit
         return np.zeros_like(group.reward_L)
     return group.reward_L - _mean(group.reward_L, group)
 

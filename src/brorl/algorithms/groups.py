@@ -1,7 +1,7 @@
 """A group: one prompt's rollout tree with verdicts, rewards, log-probs and advantages, from verifier to gradient.
 
-A response is unverified if an infrastructure failure kept the verifier from a verdict. It is neither correct nor
-incorrect, has no reward, and is not trained on.
+A response is unverified if an infrastructure failure kept the verifier from reaching a verdict. It is neither correct
+nor incorrect, has no reward, and is not trained on.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from brorl.verdict import Verdict
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """N rollouts of one prompt (L distinct responses, M nodes). Later stages add arrays, which are None until then."""
+    """N rollouts of one prompt (L distinct responses, M nodes). Later stages add the arrays that are None at first."""
 
     prompt: Prompt
     tree: RolloutTree  # the N rollouts
     correct_L: BoolArray  # raw verdicts, before reward shaping, shape [L]
     reward_L: FloatArray  # reward of each distinct response, shape [L]; NaN if unverified
     # log-probs (nats) of the nodes, computed by the learner with the weights that sampled them, shape [M]. None if the
-    # learner still has these weights, if the engine's log-probs are the old ones, or in asynchronous training, where
-    # the old policy is the policy before the step.
+    # learner still has those weights, if the engine's log-probs serve as the old ones, or in asynchronous training,
+    # where the policy before the step is the old policy.
     old_logprob_M: FloatArray | None = None
-    version: int = 0  # version of the weights that sampled the tree; 3 is after the update of step 3
-    # one verdict per distinct response, L in all; empty after loading a checkpoint, which stores none, because the step
-    # that sampled the group reported them
+    version: int = 0  # version of the weights that sampled the tree; 3 means after step 3's update
+    # one verdict per distinct response (L entries); empty after a checkpoint is loaded: checkpoints omit verdicts,
+    # which were already reported in the step that sampled the group
     verdicts: Sequence[Verdict] = ()
     # additional reward terms: name -> values, shape [L]; NaN if a response has none
     terms_L: Mapping[str, FloatArray] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Group:
     advantage_L: FloatArray | None = None  # advantage of each distinct response, shape [L]
     # 1 / probability that the response was chosen for back-propagation, shape [L]; None if all responses are used
     factor_L: FloatArray | None = None
-    texts: Sequence[str] = ()  # one text per distinct response, L in all; only for stored rollouts
+    texts: Sequence[str] = ()  # decoded text of each distinct response (L entries); only for stored rollouts
 
     def __post_init__(self) -> None:
         expected = (self.tree.num_responses,)
@@ -66,7 +66,7 @@ class Group:
         return group.with_rewards(group.reward_L)
 
     def with_rewards(self, reward_L: FloatArray) -> Group:
-        """Return the group with these rewards, shape [L], but NaN for unverified responses."""
+        """Return the group with these rewards, shape [L], and NaN for unverified responses."""
         return replace(self, reward_L=np.where(self.unverified_L, np.nan, reward_L))
 
     @cached_property
@@ -93,9 +93,9 @@ class Group:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some verified rollouts are correct and some are not: 0 < number correct < number verified.
+        """Whether some verified rollouts are correct and others are not: 0 < number correct < number verified.
 
-        Dynamic sampling trains on mixed groups only. The raw verdicts decide, before reward shaping.
+        Dynamic sampling trains on mixed groups only. Raw verdicts decide this, not shaped rewards.
 
         Source: BroRL (arXiv 2510.01180), after DAPO (arXiv 2503.14476, Eq. 11).
         """
@@ -103,9 +103,9 @@ class Group:
 
     @cached_property
     def verified(self) -> Group | None:
-        """The group of verified rollouts, whose N is smaller if some rollouts are unverified.
+        """The group reduced to its verified rollouts; N shrinks if some are unverified.
 
-        None if no rollout was verified, or only one of several, which cannot be compared.
+        None if no rollout was verified, or only one of several was, which leaves nothing to compare it with.
         """
         if not self.unverified_L.any():
             return self
@@ -128,13 +128,13 @@ class Group:
 
 
 def main_failure(groups: Sequence[Group]) -> str:
-    """Return the most frequent reason of the groups' unverified verdicts, of which there is at least one."""
+    """Return the most common reason why these groups' responses are unverified; at least one must be."""
     reasons = Counter(verdict.reason for group in groups for verdict in group.verdicts if verdict.unverified)
     return reasons.most_common(1)[0][0]
 
 
 def required(array: FloatArray | None) -> FloatArray:
-    """Return an array that an earlier stage must have added to a group."""
+    """Return `array`, which an earlier stage must have added to the group."""
     assert array is not None
     return array
 

@@ -1,6 +1,6 @@
 """Importance factors, for two purposes.
 
-1. Engine and learner have the same weights but not the same numerics: an engine may compute in bfloat16 or with
+1. The engine and the learner have the same weights but different numerics: the engine may compute in bfloat16 or with
 different kernels. A token's ratio w = exp(old - sampler) is a function of (prefix, token), hence of the node; a mask on
 whole responses acts on leaves. Both are exact on the tree. Log-ratios are clamped to +-20. Factors multiply the policy
 term only, never the KL term, and denominators do not change: a masked token counts with loss 0. Unknown log-probs are
@@ -52,7 +52,7 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
 def importance_factors(
     tree: RolloutTree, old_logprob_M: FloatArray, correction: ImportanceCorrection
 ) -> tuple[FloatArray, FloatArray]:
-    """Return weight factors for the policy term. `old_logprob_M` has the old policy's log-probs (nats).
+    """Return weight factors for the policy term. `old_logprob_M` holds the old policy's log-probs (nats).
 
     Returns:
         One factor per node, >= 0, shape [M], and one per distinct response, 0 or 1, shape [L]; all 1 for "none".
@@ -95,7 +95,7 @@ def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:
 
 
 def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
-    """Return pi_l = min(1, c * weight_l), with c such that the sum is `size`: weights 4, 1, 1, size 2 -> 1, 1/2, 1/2.
+    """Return pi_l = min(1, c * weight_l), with c such that they sum to `size`: weights 4, 1, 1, size 2 -> 1, 1/2, 1/2.
 
     The weights are >= 0, shape [L]; a weight of 0 gives 0. If at most `size` weights are above 0, those all give 1.
     """
@@ -118,7 +118,7 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
 
     Source: Madow, "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20 (1949).
     """
-    # Entry l owns the segment of length pi_l up to edge_l. It is chosen if one of the ticks u, u + 1, ... is in it.
+    # Entry l owns the segment of length pi_l that ends at edge_l. It is chosen if a tick u, u + 1, ... falls in it.
     edge_L = np.cumsum(pi_L)
     ticks_L = np.floor(edge_L - generator.random())
     return np.flatnonzero(np.diff(ticks_L, prepend=-1.0) > 0)
@@ -127,12 +127,12 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
 def choose_responses(
     total_advantage_L: FloatArray, correct_L: BoolArray, size: int, generator: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Choose at most `size` (plus one, by rounding) responses with each verdict. A larger |advantage| is likelier.
+    """Choose at most `size` (plus one, by rounding) responses with each verdict, favoring a larger |advantage|.
 
     Args:
         total_advantage_L: Count times advantage of each distinct response, shape [L].
         correct_L: Verdict of each distinct response, shape [L].
-        size: Responses to choose from the correct ones, and again from the incorrect ones.
+        size: Number of responses to choose from the correct ones, and again from the incorrect ones.
         generator: Source of two uniform numbers.
 
     Returns:

@@ -5,18 +5,19 @@ Rollouts that share a prefix share the ratio r of each of its tokens. For a roll
     A min(r, 1 + clip_high)  if A > 0,        A max(r, 1 - clip_low)  if A < 0.
 
 So a node needs two weights: the summed positive and the summed negative advantages of the rollouts through it. Dual
-clip also bounds the second ratio from above, with the same two weights. CISPO needs only their sum. GSPO's ratio
+clip also bounds the ratio from above where A < 0, with the same two weights. CISPO needs only their sum. GSPO's ratio
 belongs to a whole response, not to a node. Its loss needs the log-probs of all nodes first, and returns the coefficient
-of each node's log-prob. The denominator is an argument, so the parts of a batch add up to the loss of the N x T batch.
+of each node's log-prob. The denominator is an argument, so the losses of a batch's parts add up to the loss of the N x
+T batch.
 
 With x = log pi - log ref at a token that pi sampled, the estimators of KL(pi || ref) are
 
     k1 = x        k2 = x^2 / 2        k3 = exp(-x) - 1 + x
 
 Each is a function of (prefix, token), hence of the node, and is exact on the tree when weighted by counts. k1 and k3
-have the right mean, k2 only to second order in x. In a *loss*, the mean gradient matters. On-policy, k2 gives the
-gradient of KL(pi || ref), and k3 that of KL(ref || pi). k1 gives zero, because E[grad log pi] = 0: in the loss it only
-adds noise, and is available for comparison. In the reward, k1 gives the gradient of the KL(pi || ref) of whole
+have the right mean, k2 only to second order in x. In a *loss*, what matters is the mean gradient. On-policy, k2 gives
+the gradient of KL(pi || ref), and k3 that of KL(ref || pi). k1 gives zero, because E[grad log pi] = 0: in the loss it
+only adds noise, and it is available for comparison. In the reward, k1 gives the gradient of KL(pi || ref) over whole
 responses.
 """
 
@@ -41,8 +42,7 @@ _MAX_LOG_RATIO = 80.0
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Sum the positive and the negative advantages of the rollouts through each node, and return both sums, shape [M].
 
-    Both are 0 at given nodes. `advantage_L` has one number per distinct response, shape [L], which is multiplied by
-    the response's count.
+    Both are 0 at given nodes. Each distinct response's entry in `advantage_L`, shape [L], is multiplied by its count.
 
         responses  x y (twice, A = 1)   x z (once, A = -2)     ->     node  x: 2, -2     y: 2, 0     z: 0, -2
     """
@@ -51,12 +51,12 @@ def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of some nodes, with sums for the metrics."""
+    """The loss over a set of nodes, with sums for the metrics."""
 
     loss: Tensor  # scalar; adds up over parts of a batch with the same `denominator`
-    clipped_weight: Tensor  # sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient
-    clipped_low: Tensor  # part of `clipped_weight` at the lower bound, scalar, no gradient
-    clipped_high: Tensor  # part of `clipped_weight` at the upper bound, scalar, no gradient; the rest: `dual_clip`
+    clipped_weight: Tensor  # sum of |weight| where the clip removed the gradient (CISPO: bounded it), a detached scalar
+    clipped_low: Tensor  # part of `clipped_weight` at the lower bound, a detached scalar
+    clipped_high: Tensor  # part of `clipped_weight` at the upper bound, a detached scalar; `dual_clip` is the rest
 
 
 def _ratio(logprob_K: Tensor, old_logprob_K: Tensor, bounded_K: Tensor | None = None) -> Tensor:
@@ -92,7 +92,7 @@ def clipped_policy_loss(
         old_logprob_K: Log-probs of the nodes under the policy that sampled them, shape [K].
         positive_K: Summed positive advantages of the rollouts through each node, shape [K].
         negative_K: Summed negative advantages, shape [K].
-        clip_low: How far the ratio may fall below 1 before it stops counting, in (0, 1].
+        clip_low: How far the ratio may fall below 1 before it is clipped, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Denominator for the whole batch, across all parts and devices: for a token mean, the number of
             sampled tokens.
@@ -122,7 +122,7 @@ def cispo_loss(
     clip_high: float,
     denominator: float,
 ) -> PolicyLoss:
-    """Return the CISPO loss: weight the log-prob by a clipped ratio without gradient, so no token loses its gradient.
+    """Return the CISPO loss: weight the log-prob by a clipped, detached ratio, so no token loses its gradient.
 
         L = - sum_k stop_grad(clip(r_k, 1 - clip_low, 1 + clip_high)) (W+_k + W-_k) logprob_k / denominator
 
@@ -144,8 +144,8 @@ class SequenceLoss(NamedTuple):
 
     loss: float  # adds up over trees with the same `denominator`
     coefficient_M: FloatArray  # derivative of the loss with respect to each node's log-prob, shape [M]
-    clipped_low: float  # sum of |weight| whose gradient the lower bound removed
-    clipped_high: float  # sum of |weight| whose gradient the upper bound removed
+    clipped_low: float  # sum of |weight| where the lower bound removed the gradient
+    clipped_high: float  # sum of |weight| where the upper bound removed the gradient
 
 
 def gspo_loss(
@@ -163,9 +163,9 @@ def gspo_loss(
         s_l = exp(mean over the tokens of l of (logprob - old_logprob))
         L   = - sum_l count_l T_l min(s_l A_l, clip(s_l, 1 - clip_low, 1 + clip_high) A_l) / denominator
 
-    s_l is not a function of a node, so this takes two passes of the model. The first computes `logprob_M` without
-    gradient. The derivative with respect to each response's mean log-ratio then becomes one coefficient per node. The
-    second pass back-propagates sum_k coefficient_k logprob_k, which has the exact gradient.
+    s_l depends on the whole response, not on a node, so this takes two passes through the model. The first computes
+    `logprob_M` without gradient. The derivative with respect to each response's mean log-ratio then becomes one
+    coefficient per node. The second pass back-propagates sum_k coefficient_k logprob_k, which has the exact gradient.
 
     Args:
         tree: The rollouts.
@@ -174,7 +174,7 @@ def gspo_loss(
             loss; otherwise each token of a response carries s_l.)
         logprob_M: Log-probs (nats) of the nodes under the trained policy, shape [M].
         old_logprob_M: Log-probs of the nodes under the policy that sampled them, shape [M].
-        clip_low: How far s may fall below 1 before it stops counting, in (0, 1].
+        clip_low: How far s may fall below 1 before it is clipped, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Denominator for the whole batch, across all parts and devices.
 
@@ -197,7 +197,7 @@ def gspo_loss(
 
 
 def response_weights(tree: RolloutTree, aggregation: Aggregation) -> FloatArray:
-    """Return the weight of each token in a distinct response, without the response's count, shape [L].
+    """Return the weight of each token in a distinct response, before multiplying by the response's count, shape [L].
 
     It is 1 / T_l for "sequence_mean", where T_l is the length of response l, and 1 for the other aggregations.
     """

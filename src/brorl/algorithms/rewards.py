@@ -3,14 +3,14 @@
 `shaped_rewards` applies these steps in order:
 
 1. Start from the base: 1 for correct and 0 for incorrect, or the verifier's score with partial credit.
-2. In the training steps where it applies, use the cosine length reward instead of the base.
+2. In training steps that use the cosine length reward, replace the base with it.
 3. Add the format reward to responses in the required format, and add the weighted values of additional terms.
 4. Stop properly: multiply the reward of a truncated response by a coefficient.
 5. Add the soft overlong punishment.
 6. Multiply by the weight of the prompt's domain.
 
-Settings that could pay a correct response less than an incorrect one of the same length in steps 1 and 2 are errors.
-Dynamic sampling and pass@k use the raw verdict, never these numbers.
+Settings are rejected if steps 1 and 2 could reward a correct response less than an incorrect one of the same length.
+Dynamic sampling and pass@k use the raw verdict, never these rewards.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def shaped_rewards(
     Args:
         correct_L: Raw verdict of each distinct response, shape [L].
         score_L: The verifier's score, finite, shape [L].
-        length_L: Number of tokens, end token included, at least 1, shape [L].
+        length_L: Number of tokens, including the end token, at least 1, shape [L].
         truncated_L: Whether the response was truncated, shape [L].
         domain: Domain of the prompt.
         step: Number of the training step, from 1.
         shaping: The settings.
         formatted_L: Whether the response has the required format, shape [L]; required with a format reward.
         max_new_tokens: Length limit of a response in tokens; required if a reward depends on the length.
-        terms_L: Values of each additional term by name, shape [L]; NaN if a response has none, which adds nothing.
+        terms_L: Values of each additional term by name, shape [L]; NaN if a response has none (nothing is added).
 
     Returns:
         Rewards, shape [L].
@@ -94,8 +94,8 @@ def cosine_length_reward(
 
     Correct and incorrect responses have separate values `short` and `long`.
 
-    Source: Yeo et al. (arXiv 2502.03373), Eq. 1. The source pays responses that reach T a separate value; here they get
-    `long`, and `stop_properly` handles truncated ones.
+    Source: Yeo et al. (arXiv 2502.03373), Eq. 1. The source rewards responses that reach T separately; here they get
+        `long`, and `stop_properly` handles truncated ones.
     """
     short_L = np.where(correct_L, settings.correct_short, settings.wrong_short)
     long_L = np.where(correct_L, settings.correct_long, settings.wrong_long)
@@ -107,9 +107,9 @@ def cosine_length_reward(
 def stop_properly(reward_L: FloatArray, truncated_L: BoolArray, coefficient: float) -> FloatArray:
     """Multiply the reward of truncated responses by a coefficient c, 0 to 1, unless that would raise it: min(r, c r).
 
-    A negative reward does not change: multiplied by 0, it would make truncation the best incorrect response.
+    Negative rewards do not change: multiplying them by 0 would make truncation the best way to be wrong.
 
-    Source: ProRL v2 ("stop properly"), which states c r for rewards of 0 or more.
+    Source: ProRL v2 ("stop properly"), which defines c r for rewards of 0 or more.
     """
     return np.where(truncated_L, np.minimum(reward_L, coefficient * reward_L), reward_L)
 

@@ -18,8 +18,8 @@ LossKind: TypeAlias = Literal["ppo", "cispo", "gspo"]
 class CosineLength(Section):
     """The scheduled cosine length reward; off while `every_steps` is 0.
 
-    The defaults pay short correct answers more and long ones no less than half, and leave incorrect ones at 0: the
-    length penalty of ProRL v2, which gives no numbers for it.
+    By default, a correct response earns from 1 (length 0) down to 0.5 (maximum length), and an incorrect one earns 0:
+    the length penalty of ProRL v2, which does not publish its values.
     """
 
     every_steps: int = Field(0, ge=0, description="period of the schedule, in steps; 0 switches it off")
@@ -34,16 +34,16 @@ class CosineLength(Section):
     def in_force(self, step: int) -> bool:
         """Whether a step uses the cosine reward; steps count from 1.
 
-        It applies in the first `on_steps` of every `every_steps` steps: a run that ends at the end of a period, or in
-        the rest of one, ends on the plain reward.
+        It applies in the first `on_steps` of every `every_steps` steps, so a run that ends later in a period ends on
+        the plain reward.
 
-        Source: ProRL v2 applies its penalty at intervals ("scheduled"); it does not say in which part of a period.
+        Source: ProRL v2 applies its penalty at intervals ("scheduled"), without specifying which part of a period.
         """
         return self.every_steps > 0 and (step - 1) % self.every_steps < self.on_steps
 
     @model_validator(mode="after")
     def _fits_its_period(self) -> Self:
-        """Reject more steps than a period has, and a periodic reward that prefers an incorrect response."""
+        """Reject `on_steps` longer than the period, and periodic rewards that favor an incorrect response."""
         at = "rewards.cosine_length"
         if 0 < self.every_steps < self.on_steps:
             raise ValueError(
@@ -70,7 +70,7 @@ class RewardTerm(Section):
     @field_validator("function")
     @classmethod
     def _absolute(cls, function: str) -> str:
-        """Make the path of a local file absolute, so that a run can be resumed from any folder."""
+        """Make the path of a local file absolute, so that a run can be resumed from any directory."""
         return function_path(function)
 
 
@@ -110,7 +110,7 @@ class RewardShaping(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        """Reject two base rewards, terms with invalid names or no effect, and nonpositive weights."""
+        """Reject conflicting base rewards, terms with invalid names or no effect, and nonpositive weights."""
         if self.partial_credit and self.cosine_length.every_steps:
             raise ValueError(
                 "rewards.partial_credit and rewards.cosine_length both set the base reward, and the cosine reward has "
@@ -200,7 +200,7 @@ class AdvantageSettings(Section):
 
 
 class Clip(NamedTuple):
-    """The bounds of a ratio."""
+    """Bounds on a ratio."""
 
     low: float  # how far it may fall below 1
     high: float  # how far it may rise above 1
@@ -246,13 +246,13 @@ class PolicyLossSettings(Section):
 
     @property
     def clip(self) -> Clip:
-        """Bounds of the ratio; defaults of the kind where unset."""
+        """Bounds on the ratio; the loss kind's defaults where unset."""
         low, high = DEFAULT_CLIP[self.kind]
         return Clip(low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
     @property
     def is_sequence_level(self) -> bool:
-        """Whether the policy term is a function of whole responses, which needs the log-probs of all nodes first."""
+        """Whether the policy term is a function of whole responses, so the log-probs of all nodes are needed first."""
         return self.kind == "gspo"
 
     @model_validator(mode="after")
@@ -270,9 +270,9 @@ class PolicyLossSettings(Section):
 class ImportanceCorrection(Section):
     """Correction for the difference between the sampling engine and the learner.
 
-    A token's ratio is w = exp(old - sampler). "truncate" weights it with min(w, high). "mask" weights it with w if low
-    <= w <= high, else with 0. "sequence_mask" drops a response whose geometric mean of w is outside [low, high], and
-    weights the tokens of the others with w.
+    A token's ratio is w = exp(old - sampler). "truncate" weights the token by min(w, high). "mask" weights it by w if
+    low <= w <= high, else by 0. "sequence_mask" drops responses where the geometric mean of w is outside [low, high],
+    and weights the tokens of the others by w.
 
     Source: truncated importance sampling (TIS) as in BroRL (arXiv 2510.01180), section 3.1; the mask is IcePop, with
         [0.5, 5] in ProRL v2's public configurations; "sequence_mask" is their `seq-mask-tis`, with [.999, 1.002] in
@@ -295,8 +295,8 @@ class KLPenalty(Section):
     "reward" subtracts coefficient * (sum of the estimates of a response's tokens at sampling time) from its reward.
 
     Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, its log-ratio clamped to +-10; its
-        public configurations use the coefficient 1e-4). Their code clamps the estimate at 10 instead: for k2, that is a
-        clamp of sqrt(20) = 4.4721.
+        public configurations use the coefficient 1e-4). Their code clamps the estimate at 10 instead: for k2, this
+        clamps the log-ratio to +-sqrt(20) = 4.4721.
     """
 
     coefficient: float = Field(
@@ -310,5 +310,5 @@ class KLPenalty(Section):
 
     @property
     def is_in_reward(self) -> bool:
-        """Whether there is a penalty, and the rewards contain it."""
+        """Whether there is a penalty and it is part of the rewards."""
         return self.coefficient > 0 and self.placement == "reward"

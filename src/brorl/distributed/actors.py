@@ -31,10 +31,10 @@ from brorl.verification.verifier import TrialResponses, Verifier
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store. Every iteration reads them. Passing this object on copies nothing."""
+    """Named tensors in the object store, read on every iteration. Sending this object elsewhere copies nothing."""
 
-    # Ray's reference to their `stored_form`. The weights exist as long as some process has the reference and its owner
-    # (the process that called `put`, or the actor) is alive.
+    # Ray's reference to the weights' `stored_form`. The weights exist as long as a process holds the reference and its
+    # owner (the process that called `put`, or the actor) is alive.
     ref: Any
 
     @classmethod
@@ -97,8 +97,8 @@ class EngineActor:
 class RolloutActors:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    `build` makes the same engine in every actor and must be picklable. Actors get their next task during calls to this
-    pool. A caller that samples ahead must limit its open tickets.
+    `build` makes the same engine in every actor and must be picklable. Actors get new tasks only during calls to this
+    pool. A caller that samples ahead must limit how many tickets are open.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RolloutActors:
         return self.supervisor.submit(ActorCall("sample", (task,), _title(task)))
 
     def done(self, timeout_s: float | None = None) -> list[TaskResult]:
-        """Wait for tasks; see `SamplingPool`. The list is empty if no task is open, or after the timeout.
+        """Wait for tasks; see `SamplingPool`. The list is empty if no task is open or the timeout expires.
 
         If an engine raised an exception, re-raise it here; the other tasks continue.
         """
@@ -150,7 +150,7 @@ _LOST = "a verifier worker was lost"
 
 
 class VerifierActor:
-    """The verifiers in one actor, by domain. Their processes end with it."""
+    """The verifiers in one actor, by domain. Their processes end with the actor."""
 
     def __init__(self, build: Callable[[], Mapping[str, Verifier]]) -> None:
         self._verifiers = build()
@@ -164,8 +164,8 @@ class VerifierActors:
     """Verifies on several actors. Each one caches verdicts for later responses with the same answer.
 
     The responses are split into batches, and an idle actor takes the next batch. If a batch's actor is lost, the batch
-    is verified again; after a second loss, its responses are unverified. `build` makes the verifiers by domain in an
-    actor and must be picklable.
+    is verified again; after a second loss, its responses are unverified. `build` runs in each actor, returns the
+    verifiers by domain, and must be picklable.
     """
 
     def __init__(
@@ -204,18 +204,18 @@ class RemoteVerifier:
 
     local: Verifier  # the verifier in this process; it checks references before the actors start
     domain: str
-    actors: VerifierActors  # their verifier for the domain is made like `local`
+    actors: VerifierActors  # their verifier for the domain is built like `local`
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses on the actors; see `Verifier`."""
         return self.actors.verify(self.domain, items)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that no response can match, in this process; see `Verifier`."""
+        """In this process, find references that no response can match; see `Verifier`."""
         return self.local.check_references(references)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial; see `Verifier`."""
+        """Return responses for a trial; see `Verifier`."""
         return self.local.trial_responses(reference, others)
 
 

@@ -1,7 +1,7 @@
 """The machines of a run: starts or joins Ray, checks the machines, and reserves CPUs and GPUs for each process.
 
-Missing machines, CPUs or GPUs are errors before anything is loaded. `close` ends every process of the run; a cluster
-that the run joined keeps running.
+Missing machines, CPUs or GPUs raise an error before anything is loaded. `close` ends every process of the run, but a
+cluster that the run joined keeps running.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from brorl.format import counted
 from brorl.storage import TemporaryFolder
 
 _PLACING_S = 120.0
-POLL_S = 0.2  # Python handles a signal just before a wait only after the wait: short waits keep Ctrl-C working
+POLL_S = 0.2  # Python handles a signal that precedes a wait only after the wait, so short waits keep Ctrl-C working
 _ANSWER_S = 5.0
 _PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # must have the same version on all machines
 _PROGRAM = """
@@ -46,9 +46,10 @@ if not sys.stdin.read(1):
 
 
 class RayCluster:
-    """Connects to Ray, and decides where each process runs.
+    """Connects to Ray and decides where each process runs.
 
-    `echo` receives lines for the user, `note` receives Ray's messages, and `advice` says how to continue if Ray dies.
+    `echo` receives lines for the user, `note` receives Ray's messages, and `advice` (how to continue) is printed if Ray
+    dies.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RayCluster:
         self._parts: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Start or join the cluster, wait for its machines, and check them. Reserve their resources the first time."""
+        """Start or join the cluster, wait for its machines, and check them. The first call reserves their resources."""
         self.connect()
         self._wait_for_machines()
         _check_versions()
@@ -78,15 +79,15 @@ class RayCluster:
             self._reserve()
 
     def options(self, kind: Kind, index: int) -> dict[str, Any]:
-        """Return the actor options that place process `number` (from 0) of a kind on its reserved resources."""
+        """Return the actor options that place process `index` (from 0) of a kind on its reserved resources."""
         group = self._groups.get("rollout" if kind == "learner" and self.settings.colocated else kind)
-        if group is None:  # nothing is reserved for it
+        if group is None:  # nothing is reserved for this kind
             return {**self.settings.request(kind), "scheduling_strategy": "SPREAD"}
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         return {**self.settings.request(kind), "scheduling_strategy": place}
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a module-level function in another process of the cluster, and return its result."""
+        """Call a module-level function in another process of the cluster and return its result."""
         result = ray.remote(function).options(num_cpus=0).remote(*arguments)
         while not ray.wait([result], timeout=POLL_S)[0]:
             pass
@@ -96,7 +97,7 @@ class RayCluster:
             raise error.cause from error
 
     def on_release(self, end: Callable[[], None]) -> None:
-        """Register a function for `release` to call, latest first."""
+        """Register a function for `release` to call; the last one registered is called first."""
         self._parts.append(end)
 
     def release(self) -> None:
@@ -126,7 +127,7 @@ class RayCluster:
         return len(_machines())
 
     def connect(self) -> None:
-        """Start or join the cluster. A program that is already connected stays connected."""
+        """Start or join the cluster. Do nothing if already connected."""
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -152,7 +153,7 @@ class RayCluster:
         self._folder = TemporaryFolder.new(parent, "brorl-ray-")
         try:
             _connect("local", include_dashboard=False, _temp_dir=str(self._folder.path))
-        except Exception as error:  # a start that takes too long raises a plain Exception
+        except Exception as error:  # Ray raises a plain Exception if it takes too long to start
             raise UserError(f"Ray did not start: {error}") from error
 
     def _wait_for_machines(self) -> None:
@@ -214,11 +215,11 @@ class RayCluster:
 
 @contextmanager
 def _without_stop_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGHUP in processes that start within the block. Keep this program's own SIGTERM handler.
+    """Block SIGTERM and SIGHUP in processes that start within the block. Keep this program's SIGTERM handler.
 
     `scancel` and `timeout` send SIGTERM to all processes of a run, and a closed terminal sends SIGHUP, but the run
     needs its processes until it has saved a checkpoint. They inherit the blocked signals. On Linux the kernel kills
-    them if this program dies. Elsewhere, Ray ends them with SIGTERM, so no signal is blocked.
+    them if this program dies. Elsewhere, Ray ends them with SIGTERM, so nothing is blocked.
     """
     handler = signal.getsignal(signal.SIGTERM)
     blocked = {signal.SIGTERM, signal.SIGHUP}
@@ -236,7 +237,7 @@ def _check_versions() -> None:
     """Check that all other machines have the same package versions as this one."""
     packages = _PACKAGES
 
-    def read() -> dict[str, str]:  # Ray sends this code: brorl may be missing there
+    def read() -> dict[str, str]:  # Ray sends this function's code, since brorl may be missing there
         import platform
         from importlib import metadata
 
@@ -275,15 +276,15 @@ def _machines() -> list[dict[str, Any]]:
 
 
 def _connect(address: str, **options: Any) -> None:
-    """Connect this program to Ray at HOST:PORT or `auto`; `local` starts it. `options` go to `ray.init`."""
-    # Workers import modules only from folders on this program's path.
+    """Connect this program to Ray at HOST:PORT or `auto`; `local` starts Ray. `options` go to `ray.init`."""
+    # Workers import modules only from directories on this program's path.
     script = str(Path(sys.argv[0]).resolve().parent)
     job = _OwnPath(_py_driver_sys_path=[script] if script in sys.path else [])
     ray.init(address, log_to_driver=False, configure_logging=False, job_config=job, **options)
 
 
 class _OwnPath(JobConfig):
-    """Keeps Ray from adding the current folder to the path, where it would come before installed packages."""
+    """Keeps Ray from adding the current directory to the path, where it would come before installed packages."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True
@@ -292,7 +293,7 @@ class _OwnPath(JobConfig):
 def _join(address: str) -> None:
     """Connect this program to a running cluster."""
     try:
-        if address != "auto":  # Ray itself would keep trying for minutes
+        if address != "auto":  # Ray would keep trying for minutes
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
                 raise ValueError(f"expected HOST:PORT, not {address!r}")

@@ -1,8 +1,8 @@
 """A learner whose ranks are Ray actors: every rank receives each call, and rank 0 returns the result.
 
 During a call, rank 0 also reports activities and lines for the user. Groups are sent once, through the object store.
-The weights stay there and never pass through this process. If a rank dies or stalls, a `LearnerLostError` is raised:
-the updates since the last checkpoint are lost.
+The weights stay there and never pass through this process. If a rank dies or stalls, a `LearnerLostError` is raised,
+and the updates since the last checkpoint are lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from brorl.storage import storage_errors
 from brorl.training.learner import Learner
 from brorl.tree import RolloutTree
 
-_GRACE_S = 5.0  # after a rank loses its connection, another rank's death becomes known within this time
+_GRACE_S = 5.0  # after one rank loses its connection, Ray reports the death of another within this time
 _MAX_WAIT_S = 5.0
 
 Report = Activity | str  # an activity, or a line for the user
@@ -45,7 +45,7 @@ BuildLearner = Callable[[int, int, tuple[str, int], Callable[[str], None], Obser
 
 
 class LearnerRank:
-    """The learner of one rank. Ray makes this class an actor.
+    """The learner of one rank. Ray turns this class into an actor.
 
     A rollout worker may use the same GPU between calls. `sent_dtype` is the dtype of the weights in the object store;
     None keeps the learner's.
@@ -65,13 +65,13 @@ class LearnerRank:
             return ray.util.get_node_ip_address(), listener.getsockname()[1]
 
     def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path) -> None:
-        """Check the folder that this rank shares with the driver (`check_shared`), and make the learner."""
+        """Check the folder shared with the driver (see `check_shared`), and make the learner."""
         machine = socket.gethostname()
         check_shared(token, machine)
         echo: Callable[[Report], None] = self._reports.put if self._rank == 0 else lambda _: None
         try:
             self._learner = build(self._rank, size, meeting_point, echo, echo)
-        except FirstRankError:  # it names the rank and its machine
+        except FirstRankError:  # it already names the rank and its machine
             raise
         except UserError as error:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
@@ -90,7 +90,7 @@ class LearnerRank:
         return result, self._drained()
 
     def weights(self) -> tuple[None, Any]:
-        """Return None and, on rank 0, the stored form of the weights, as two objects. All ranks help gather them."""
+        """Return two objects: None, and on rank 0 the stored form of the weights. All ranks help gather them."""
         weights = self._learner.weights()
         stored = None if self._rank else stored_form(weights, self._sent_dtype)
         for _ in weights if self._rank else ():
@@ -99,7 +99,7 @@ class LearnerRank:
         return None, stored
 
     def reports(self) -> list[Report]:
-        """Wait for reports and return them. Return an empty list after some seconds without any."""
+        """Wait for reports and return them. Return an empty list if none arrive for a few seconds."""
         try:
             first = self._reports.get(timeout=_MAX_WAIT_S)
         except Empty:
@@ -137,7 +137,7 @@ class RemoteLearner:
     """Trains on the learner ranks of a cluster. Releasing the cluster ends them.
 
     The ranks make their learners while other processes start; `wait_until_built` waits for them. All ranks must be able
-    to read and write the folder `shared`. If there is no answer or report for `timeout_s`, the learner has stalled.
+    to read and write the folder `shared`. A learner that sends no answer or report for `timeout_s` has stalled.
     `sent_dtype` is the dtype of the published weights; None keeps the learner's.
     """
 
@@ -201,7 +201,7 @@ class RemoteLearner:
         return logprobs
 
     def weights(self) -> RemoteWeights:
-        """Return a reference to the current weights. A process loads them only when it iterates over it."""
+        """Return a reference to the current weights. A process loads them only when it iterates over the result."""
         pairs = [rank.weights.options(num_returns=2).remote() for rank in self._ranks]
         self._wait([done for done, _ in pairs])
         return RemoteWeights(pairs[0][1])
@@ -266,7 +266,7 @@ class RemoteLearner:
         return [results[call] for call in calls]
 
     def _result_or_raise(self, call: Any, pending: Sequence[Any]) -> Any:
-        """Return the result of a call that is done."""
+        """Return the result of a finished call, or raise its error."""
         try:
             return _result_of(call)
         except RayTaskError as error:
@@ -275,7 +275,7 @@ class RemoteLearner:
                 for other in ray.wait(unfinished, num_returns=len(unfinished), timeout=_GRACE_S)[0]:
                     with suppress(RayTaskError):
                         _result_of(other)
-            self.close()  # the other ranks would wait for this one
+            self.close()  # the other ranks would keep waiting for this one
             raise error.cause from error
 
     def _ask_for_reports(self) -> None:
@@ -290,7 +290,7 @@ class RemoteLearner:
 
 
 def _without_verdicts(groups: Sequence[Group]) -> list[Group]:
-    """Return groups without verdicts and reward terms, which no learner reads, to send less."""
+    """Return the groups without verdicts and reward terms, which no learner reads, so less data is sent."""
     return [replace(group, verdicts=(), terms_L={}) for group in groups]
 
 

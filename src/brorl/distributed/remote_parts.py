@@ -1,7 +1,7 @@
 """Places the parts of a run on a cluster: learner ranks, rollout workers, verifier workers.
 
-The training loop uses the same protocols as for local parts; other processes do the work. Ray is imported when one of
-these functions is first called.
+The training loop uses the same protocols as for local parts; other processes do the work. Ray is imported on the first
+call to one of these functions.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def build_cluster(
     note: Echo = lambda _: None,
     advice: str = "Rerun the command.",
 ) -> RayCluster | None:
-    """Return a cluster that has not started yet; None if one process does everything. Evaluations set `learns=False`.
+    """Return a cluster that has not started; None if one process does everything. Evaluations set `learns=False`.
 
-    `note` receives Ray's messages, and `advice` says how to continue if Ray dies.
+    `note` receives Ray's messages, and `advice` (how to continue) is printed if Ray dies.
     """
     settings = config.cluster
     if not settings.enabled:
@@ -77,7 +77,7 @@ def check_ray(config: TrainConfig) -> None:
 def place_run(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, clock: Stopwatch, observe: Observe
 ) -> tuple[Learner, Collector]:
-    """Start the cluster with the learner, the verifiers and the rollout workers. All must see the folder `shared`.
+    """Start the cluster with the learner, the verifiers and the rollout workers. All need the folder `shared`.
 
     Returns:
         The learner, and the collector with the run's grader.
@@ -121,14 +121,14 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> Rollou
 
 
 def remote_fingerprint(config: TrainConfig) -> str:
-    """Load a model in this cluster process, and return the fingerprint of its weights."""
+    """Load a model in this cluster process and return the fingerprint of its weights."""
     return weights_fingerprint(build_sampling_model(_on(config, gpus=0), config.model))
 
 
 def place_verifiers(
     cluster: RayCluster, config: TrainConfig, verifiers: Mapping[str, Verifier]
 ) -> Mapping[str, Verifier]:
-    """Start the verifier workers, and return verifiers that use them. Without such workers, return `verifiers`."""
+    """Start the verifier workers, and return verifiers that use them. If there are none, return `verifiers`."""
     if not config.cluster.verifier_workers:
         return verifiers
     from brorl.distributed.actors import RemoteVerifier, VerifierActors
@@ -156,7 +156,7 @@ def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollou
 def place_learner(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe
 ) -> RemoteLearner:
-    """Start the learner ranks, and return a learner that uses them. All ranks must see the folder `shared`."""
+    """Start the learner ranks, and return a learner that uses them. All ranks need access to the folder `shared`."""
     from brorl.distributed.remote_learner import RemoteLearner
 
     folder = Path(inputs.model_path)
@@ -169,7 +169,7 @@ def place_learner(
 
 
 def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
-    """Load the model and make the engine of a rollout worker with its tools, in its process."""
+    """In a rollout worker's process, load the model and make the engine with its tools."""
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     workers = Workers.from_settings(config.verification)
     toolbox = make_toolbox(config, config.model, tokenizer, load_tools(config, workers))
@@ -189,7 +189,7 @@ def _make_engine_of_turns(
 
 
 def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path) -> Mapping[str, Verifier]:
-    """Make the verifiers of a verifier worker, in its process. Paths of user functions may be relative to `folder`."""
+    """In a verifier worker's process, make its verifiers. Paths of user functions may be relative to `folder`."""
     if folder.is_dir():
         os.chdir(folder)
     _, verifiers = load_tools_and_verifiers(config, domains, Workers.from_settings(config.verification))
@@ -200,10 +200,10 @@ def _make_learner(
     config: TrainConfig, model_path: str, context: int, rank: int, size: int, meeting_point: tuple[str, int],
     echo: Echo, observe: Observe,
 ) -> Learner:  # fmt: skip
-    """Load the model and make the learner of a rank, in its process."""
+    """In a learner rank's process, load the model and make the learner."""
     torch.set_num_threads(config.cluster.cpus_per_worker)
     use_kernels(config.engine.compile)
-    torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare_run` does: new adapters start from it
+    torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare_run` does: new adapters are drawn from this seed
     inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.stop), context)
     backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
     ranks = join(rank, size, *meeting_point, backend, config.cluster.learner_timeout_s)

@@ -60,7 +60,7 @@ class ClusterSettings(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a cluster."""
+        """Whether the run uses a cluster."""
         return self.nodes > 0
 
     @property
@@ -75,13 +75,13 @@ class ClusterSettings(Section):
 
     @property
     def needed_cpus(self) -> int:
-        """CPUs of all processes that work at the same time."""
+        """CPUs needed by all processes that work at the same time."""
         numbers = (self.rollout_workers, self.learner_ranks, self.verifier_workers)
         return self.cpus_per_worker * (max(numbers) if self.in_turn else sum(numbers))
 
     @property
     def needed_gpus(self) -> int:
-        """GPUs of all processes; colocated processes share theirs."""
+        """GPUs needed by all processes; colocated processes share theirs."""
         sampling = self.rollout_workers * self.gpus_per_rollout_worker
         learning = self.learner_ranks * self.gpus_per_learner_rank
         return max(sampling, learning) if self.colocated else sampling + learning
@@ -92,7 +92,7 @@ class ClusterSettings(Section):
         return self.colocated and self.gpus_per_rollout_worker > 0 and self.gpus_per_learner_rank > 0
 
     def bundles(self, kind: Kind) -> list[dict[str, float]]:
-        """Return the CPUs and GPUs to reserve for each process of a kind; none for processes that share a place."""
+        """Return the CPUs and GPUs to reserve for each process of a kind; none for those that use another's."""
         cpus = 0 if self.in_turn else self.cpus_per_worker
         match kind:
             case "rollout" if self.colocated:

@@ -1,8 +1,8 @@
 """Supervises Ray actors of one kind: starts them, assigns calls, and replaces lost ones.
 
 An idle actor takes the oldest call. An actor that dies or does not answer in time is killed and replaced, and its call
-is assigned next. All of this happens in the caller's thread, during calls to `Supervisor`. Ray could restart actors and
-repeat tasks itself, but it has no time limit, and a restarted actor would lack its weights.
+is assigned next. All of this happens in the caller's thread, during calls to `Supervisor`. Ray could also restart
+actors and repeat tasks, but without a time limit, and a restarted actor would lack its weights.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class PoolConfig:
     number: int  # number of actors, 1 or more
     # index of an actor, 0 to `number` - 1 -> its Ray options
     options: Callable[[int], Mapping[str, Any]]
-    timeout_s: float  # after a longer call, the actor counts as lost
-    max_restarts: int  # lost actors that are replaced; one more is an error
-    start_timeout_s: float = 1800.0  # after a longer start, the actor counts as lost
+    timeout_s: float  # an actor whose call takes longer counts as lost
+    max_restarts: int  # number of lost actors to replace; one more is an error
+    start_timeout_s: float = 1800.0  # an actor that takes longer to start counts as lost
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ActorCall:
     method: str
     arguments: tuple[Any, ...]
     title: str  # the work's name in messages: `sampling prompt 3`
-    max_losses: int | None = None  # repeats after lost actors before the call is given up; None for no limit
+    max_losses: int | None = None  # repeats after lost actors before the call is abandoned; None for no limit
 
 
 class FinishedCall(NamedTuple):
@@ -57,7 +57,7 @@ class FinishedCall(NamedTuple):
     ticket: int  # the number that `submit` returned
     receipt: Any  # first result of the method, small
     payload: Any = None  # second result of the method
-    is_lost: bool = False  # whether the call was given up
+    is_lost: bool = False  # whether the call was abandoned after too many lost actors
 
 
 class StartReceipt(NamedTuple):
@@ -80,7 +80,7 @@ class ActorHost:
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
-        """Make the object. An exception in an actor's constructor would lose its type."""
+        """Make the object here: an exception in an actor's constructor would lose its type."""
         try:
             self._object = pickle.loads(make)()
             return StartReceipt(f"{socket.gethostname()} at {ray.util.get_node_ip_address()}", os.getpid())
@@ -121,8 +121,8 @@ class _Actor:
 class Supervisor:
     """Assigns calls to actors. Only one thread may use it. `echo` receives a line for each lost actor.
 
-    `make` makes an actor's object in the actor's process and must be picklable. If it fails, or too many actors are
-    lost, the start fails.
+    `make` makes an actor's object in the actor's process and must be picklable. If it raises an exception, or too many
+    actors are lost, startup fails.
     """
 
     def __init__(self, make: Callable[[], object], pool_config: PoolConfig, echo: Echo = lambda _: None) -> None:
@@ -136,7 +136,7 @@ class Supervisor:
         self._finished: list[FinishedCall] = []
         self._preparation: tuple[int, ActorCall | None] = (0, None)
         self._restarts = 0
-        self._failure: BaseException | None = None  # what ended the work of all actors
+        self._failure: BaseException | None = None  # the error that ended all actors
         self._all_started = False
         self._actors = [self._start(index) for index in range(pool_config.number)]
         try:
@@ -162,13 +162,13 @@ class Supervisor:
         return ticket
 
     def prepare(self, call: ActorCall) -> None:
-        """Have each actor make a call once, before its next ticket. It replaces the previous preparation."""
+        """Have each actor make a call once, before its next ticket. This replaces any previous preparation."""
         self._check()
         self._preparation = self._preparation[0] + 1, call
         self._give_out()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
-        """Wait until a call finishes, and return all finished calls, each once, or none after the timeout.
+        """Wait until a call finishes and return all newly finished calls, or none after the timeout.
 
         If a call raised an exception, re-raise it here; the call is then finished.
         """
@@ -198,12 +198,12 @@ class Supervisor:
             ray.kill(actor.handle)
 
     def _check(self) -> None:
-        """Raise the failure that ended the work of all actors, if any."""
+        """Raise the error that ended all actors, if any."""
         if self._failure is not None:
             raise self._failure
 
     def _fail(self, failure: BaseException) -> NoReturn:
-        """End all actors with a failure."""
+        """End all actors and raise the error that caused it."""
         self._failure = failure
         self.close()
         raise failure
@@ -214,7 +214,7 @@ class Supervisor:
         return _Actor(index, handle, [handle.start.remote(self._make)], monotonic() + self._config.start_timeout_s)
 
     def _give_out(self) -> None:
-        """Assign each idle actor its preparation or the next call. The actor with the oldest call comes first."""
+        """Assign each idle actor its preparation or the next call. The actor whose last call is oldest goes first."""
         for actor in sorted(self._actors, key=lambda actor: actor.deadline):
             number, preparation = self._preparation
             if actor.answer:
@@ -232,7 +232,7 @@ class Supervisor:
             actor.deadline = monotonic() + self._config.timeout_s
 
     def _advance(self, timeout_s: float) -> None:
-        """Assign calls, wait until an actor answers, take all answers, and replace late actors."""
+        """Assign calls, wait for an actor to answer, take all answers, and replace late actors."""
         self._check()
         self._give_out()
         owing = {actor.answer[0]: actor for actor in self._actors if actor.answer}
@@ -259,7 +259,7 @@ class Supervisor:
             last = lines[-1] if lines else type(receipt.error).__name__
             self._lose(actor, last.split(" Some common causes include")[0].rstrip("."))
         elif actor.started is None and isinstance(receipt, FailedCall) and self._all_started:
-            self._lose(actor, f"it could not be started: {first_line(receipt.error)}")  # others could, so try again
+            self._lose(actor, f"it could not be started: {first_line(receipt.error)}")  # others did, so try again
         elif actor.ticket is None and isinstance(receipt, FailedCall):
             self._fail(receipt.error)
         else:
@@ -275,7 +275,7 @@ class Supervisor:
             self._finished.append(call)
 
     def _lose(self, actor: _Actor, reason: str) -> None:
-        """Replace an actor. Requeue its call first, unless it was discarded or lost too often."""
+        """Replace an actor. Its call goes to the front of the queue, unless it was discarded or lost too often."""
         ray.kill(actor.handle)
         process = "" if actor.started is None else f" ({actor.started.host}, process {actor.started.pid})"
         ticket = actor.ticket

@@ -2,9 +2,9 @@
 
 A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and recomputes the few
 ancestors of its first response. Its input nodes are those with children: a response's last token needs no forward pass.
-Given nodes are only inputs. Prompts are either a cache, computed once for many chunks, or tokens of the chunk: a path
-on top of each tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes
-whose keys they read.
+Given nodes are inputs only. Prompts are either a cache, computed once for many chunks, or part of the chunk: a path
+above each tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes whose
+keys they read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TreeSlice:
 def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[TreeSlice]]:
     """Split trees into chunks of consecutive responses, with at most `max_nodes` nodes and as many prompt tokens.
 
-    Recomputed ancestors count too. A response with more tokens gets its own chunk.
+    Recomputed ancestors count toward the limit. A response with more tokens gets its own chunk.
     """
     chunk: list[TreeSlice] = []
     nodes = chunk_prompt_tokens = 0
@@ -93,7 +93,7 @@ def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return the cost of each distinct response with tree attention, in tokens, shape [L]. Shared tokens cost once.
+    """Return the cost of each distinct response with tree attention, in tokens, shape [L]. Shared tokens count once.
 
     The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, relative to the
     other work per token.
@@ -103,18 +103,18 @@ def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     up_to_M = np.cumsum(1.0 + cost_per_position * before_M)
     cost_L = np.diff(up_to_M[tree.leaf], prepend=0.0)
     cost_L[0] += prompt_tokens + cost_per_position * prompt_tokens * (prompt_tokens - 1) / 2
-    return np.maximum(cost_L, 1e-9)  # two responses can end at one node; the second then adds nothing
+    return np.maximum(cost_L, 1e-9)  # two responses can end at the same node; the second then adds nothing
 
 
 def num_tree_tokens(trees: Sequence[RolloutTree]) -> int:
-    """Return the number of tokens in a pass with tree attention: the prompts, and the nodes with children."""
+    """Return the number of tokens in a pass with tree attention: prompt tokens, plus nodes with children."""
     return sum(len(tree.prompt_ids) + np.unique(tree.parent[tree.parent >= 0]).size for tree in trees)
 
 
 def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntArray]:
     """Return the input nodes of a slice, ancestors first, in preorder, and the nodes that it owns.
 
-    Responses 5 7 and 5 8 9 have the nodes 0 to 3. The second alone has the inputs [0, 2] (5 and 8) and owns [2, 3].
+    Responses 5 7 and 5 8 9 have nodes 0 to 3. A slice of only the second has inputs [0, 2] (5 and 8) and owns [2, 3].
     """
     begin = int(tree.leaf[responses.start - 1]) + 1 if responses.start else 0
     stop = int(tree.leaf[responses.stop - 1]) + 1
@@ -128,11 +128,11 @@ class ChunkLayout:
     """The layout of one chunk: its input tokens, their attention, and the nodes whose log-probs it computes.
 
     A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext`. Other chunks omit the first tokens
-    after the prompts. `offsets` has the number of nodes before each tree.
+    after the prompts. `offsets` holds the number of nodes before each tree.
 
     Attributes:
         token_T, position_T: Input tokens, and their positions from the prompt's first token.
-        logit_rows: Input tokens whose logits are needed, shape [R]; `length_R` tokens of the response lead to each.
+        logit_rows: Input tokens whose logits are needed, shape [R]; `length_R` response tokens lead up to each.
         target_row: For each owned, sampled node, the entry of `logit_rows` that predicts it, shape [K].
         target_token, target_index: Its token id, and its index among the nodes of all trees, shape [K].
     """
@@ -191,7 +191,7 @@ class ChunkLayout:
 
 
 class TreeContext(AttentionContext):
-    """Attention of input nodes to their prompt and their ancestors: by the C kernels, or else in tiles.
+    """Attention of input nodes to their prompt and their ancestors, computed by the C kernels or else in tiles.
 
     `prompt_F` is the prompt of each input node, and `depth_F` its depth, 0 for the first token after the prompt.
     """
@@ -203,7 +203,7 @@ class TreeContext(AttentionContext):
         self._prompts = prompts
         self._prompt_F, self._depth_F = prompt_F, depth_F
         self._choice = attention
-        self._attend: Callable[..., Tensor] | None = None  # chosen by the first layer, from its heads and dtype
+        self._attend: Callable[..., Tensor] | None = None  # chosen at the first layer, based on its heads and dtype
 
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
@@ -228,7 +228,7 @@ _MAX_QUERIES = 256  # with more, a tile reads too many keys that only a few of i
 
 
 class _Tile(NamedTuple):
-    """A run of consecutive nodes of one prompt. Scores exist for one tile at a time."""
+    """A run of consecutive nodes of one prompt. Only one tile's scores are in memory at a time."""
 
     prompt: int  # number of the prompt
     prompt_length: int  # tokens of the prompt
@@ -238,7 +238,7 @@ class _Tile(NamedTuple):
     end_A: Tensor  # end of the subtree of each of these nodes
 
     def attend(self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *prompts: Tensor) -> Tensor:
-        """Return the attention of the nodes of the tile, shape [B, H, E]."""
+        """Return the attention of the tile's nodes, shape [B, H, E]."""
         prompt_keys, prompt_values = prompts
         key = self._with_prompt(prompt_keys, key_TKD)
         value = self._with_prompt(prompt_values, value_TKD)
@@ -253,13 +253,13 @@ class _Tile(NamedTuple):
         return output[0].transpose(0, 1)
 
     def _with_prompt(self, prompts: Tensor, own_TKD: Tensor) -> Tensor:
-        """Return keys or values of the prompt and of the nodes that are read, one after the other."""
+        """Return the keys or values of the prompt, followed by those of the nodes that are read."""
         nodes_KAD = own_TKD.index_select(0, self.key_A).transpose(0, 1)
         return torch.cat([prompts[self.prompt, :, : self.prompt_length], nodes_KAD], 1)[None]
 
 
 def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_heads: int) -> Iterator[_Tile]:
-    """Yield the tiles of the input nodes of a chunk, given the prompt and the depth of each, shape [F]."""
+    """Yield the tiles of a chunk's input nodes, given each node's prompt and depth, shape [F]."""
     lengths = prompts.length.tolist()
     longest = max(lengths) + int(depth_F.max()) + 1 + _MAX_QUERIES
     queries = max(1, min(_MAX_QUERIES, SCORES_PER_TILE // (num_heads * longest)))
@@ -270,14 +270,14 @@ def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_head
         for start in range(first, last, queries):
             stop = min(start + queries, last)
             key_A = np.concatenate([on_path[: depth_F[start]], np.arange(start, stop)])
-            on_path[depth_F[start:stop]] = np.arange(start, stop)  # numpy keeps the last of repeated indices
+            on_path[depth_F[start:stop]] = np.arange(start, stop)  # for repeated indices, numpy keeps the last
             prompt = int(prompt_F[start])
             arrays = (to_device(array, prompts.device) for array in (key_A, end_F[key_A]))
             yield _Tile(prompt, lengths[prompt], start, stop, *arrays)
 
 
 def _attend_in_tiles(tiles: list[_Tile], *inputs: Tensor) -> Tensor:
-    """Return the attention. The inputs are those of `_Tile.attend`. With gradients, the backward pass recomputes it."""
+    """Return the attention for the inputs of `_Tile.attend`. With gradients, the backward pass recomputes it."""
     if not torch.is_grad_enabled():
         return torch.cat([tile.attend(*inputs) for tile in tiles])
     run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -289,7 +289,7 @@ _DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, 
 
 
 def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
-    """Return the maximum nodes of a chunk: 1024, or 16384 on CUDA; fewer for whole logits of a large vocabulary."""
+    """Return the maximum nodes per chunk: 1024, or 16384 on CUDA; fewer for whole logits of a large vocabulary."""
     nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES
     vocabulary: int = model.config.get_text_config().vocab_size
     return max(128, min(nodes, MAX_LOGITS // vocabulary)) if whole_logits else nodes
@@ -300,27 +300,27 @@ class PeerOutOfMemoryError(torch.OutOfMemoryError):
 
 
 class PassSync:
-    """Keeps the passes of all ranks in step. This class serves a single process, which has nothing to agree on."""
+    """Keeps the passes of all ranks in step. This base class is for a single process, which has nothing to sync."""
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need at the end of the work."""
+        """When this rank's work is done, make the passes that other ranks still need."""
 
     def fail(self) -> None:
         """Report that this rank ran out of memory."""
 
     def any(self, failed: bool) -> bool:
-        """Return whether some work failed on any rank."""
+        """Return whether work failed on any rank."""
         return failed
 
 
 T = TypeVar("T")
 
 MIN_NODES = 16
-_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")  # from the CPU; CUDA has an error class
+_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")  # on the CPU; CUDA has its own error class
 
 
 class ChunkSize:
-    """The maximum number of nodes in a forward pass. It only shrinks, and affects memory, not results.
+    """The maximum number of nodes in a forward pass. It only ever shrinks, and affects memory use but not results.
 
     All ranks halve it together. `retries` counts the halvings since it was last reset to 0.
     """
@@ -332,7 +332,7 @@ class ChunkSize:
         self._passes = passes or PassSync()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work that reads `value`. Restart it with half the nodes whenever memory runs out."""
+        """Return the result of `work`, which reads `value`. If memory runs out, restart it with half the nodes."""
         while True:
             try:
                 return work()
@@ -379,7 +379,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def too_little_memory(nodes: int, reason: str) -> str:
-    """Return the message about too little memory, with the settings that save memory."""
+    """Return the out-of-memory message, including the settings that save memory."""
     return (
         f"out of memory while training with {nodes} tree nodes per pass ({reason}), with no more retries; lower "
         "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, set "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from transformers import DynamicCache, PreTrainedConfig
 
-# Config entries other than `sliding_window` that limit how many tokens of its context a token attends to
+# Config entries other than `sliding_window` that limit how much of its context a token attends to
 _OTHER_SPANS = {
     "attention_chunk_size": "chunk of attention",
     "sliding_window_size": "sliding window",
@@ -55,7 +55,7 @@ def other_span(config: PreTrainedConfig) -> ContextLimit | None:
 
 
 def _has_layers(text_config: PreTrainedConfig, kind: str) -> bool:
-    """Return whether a model can have layers of a kind. It cannot if its config lists layer kinds without this one."""
+    """Return whether a model can have layers of this kind: False if its config lists layer kinds but not this one."""
     kinds = getattr(text_config, "layer_types", None)
     return kinds is None or any(kind in layer_kind for layer_kind in kinds)
 
@@ -65,10 +65,10 @@ def _smallest(limits: Sequence[ContextLimit]) -> ContextLimit | None:
 
 
 def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
-    """Return the rotary scaling that depends on the longest row of a batch beyond some length, and that length."""
+    """Return the rotary scaling that changes once a batch's longest row exceeds some length, and that length."""
     text_config = config.get_text_config()
     parameters: dict[str, Any] = getattr(text_config, "rope_parameters", None) or {}
-    # some models have a set for each layer type
+    # some models have one set per layer type
     layer_parameters = [p for p in parameters.values() if isinstance(p, dict)]
     limits = []
     for rope in layer_parameters or [parameters]:
@@ -82,15 +82,15 @@ def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
 def carries_state(config: PreTrainedConfig) -> bool:
     """Return whether a model's layers carry a state from token to token, like recurrences and short convolutions.
 
-    The branches of a tree would mix their states. In a model that also has attention the error can be small.
+    The branches of a tree would mix their states. In a model that also has attention, the error can be small.
     """
     return any(hasattr(layer, "update_conv_state") for layer in DynamicCache(config=config).layers)
 
 
 def counts_tokens_of_a_pass(config: PreTrainedConfig) -> bool:
-    """Return whether a model scales queries by their place in the forward pass instead of their given position.
+    """Return whether a model scales queries by their index in the forward pass instead of the position passed in.
 
-    Llama 4 does so in layers without rotations, from `floor_scale` tokens on.
+    Llama 4 does so in layers without rotations, starting at `floor_scale` tokens.
     """
     text_config = config.get_text_config()
     rotated = getattr(text_config, "no_rope_layers", None) or [1]  # a 0 marks a layer without rotations

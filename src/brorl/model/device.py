@@ -43,7 +43,7 @@ def free_unused(shares_gpu: bool) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory that the C library keeps to the system. Only glibc keeps and returns any."""
+    """Return to the system the freed memory that the C library still holds. Only glibc holds and returns any."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -55,17 +55,17 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def bfloat16_slowdown() -> float:
-    """Return the ratio of CPU time in bfloat16 to that in float32 for the sampler's matrix product on this processor.
+    """Return the CPU time of the sampler's matrix product in bfloat16, divided by its time in float32.
 
-    Without bfloat16 instructions it can be 50.
+    On a processor without bfloat16 instructions, it can be 50.
     """
     return _product_seconds(torch.bfloat16) / _product_seconds(torch.float32)
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    rows, weight = torch.ones(64, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype).T  # a copy of LlamaPass
+    rows, weight = torch.ones(64, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype).T  # like LlamaPass's copies
     seconds = []
-    for _ in range(5):  # the first call allocates memory, and other processes can slow some down
+    for _ in range(5):  # the first call allocates memory, and other processes can slow calls down
         start = time.process_time()
         torch.nn.functional.linear(rows, weight)
         seconds.append(time.process_time() - start)
@@ -73,10 +73,10 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the memory that this process may still take on a device; None if unknown.
+    """Return the memory that this process can still use on a device; None if unknown.
 
-    On a CPU under Linux, the kernel reports the available memory. If the limits of the process's control groups
-    (versions 1 and 2) leave less, they apply.
+    On a CPU under Linux, the kernel reports the available memory. If the process's control groups (versions 1 and 2)
+    leave less, their limits apply.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -85,7 +85,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def available_to_process(root: Path) -> int | None:
-    """Return the memory that this process may still take, from the kernel's files below `root`."""
+    """Return the memory that this process can still use, from the kernel's files under `root`."""
     free = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     limits = [int(free[1]) * 1024] if free else []
     groups = dict(re.findall(r"^\d+:([^:]*):(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE))
@@ -100,7 +100,7 @@ def available_to_process(root: Path) -> int | None:
 
 
 def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
-    """Yield the bytes that each limit leaves, from a control group up to the root. File caches count as free."""
+    """Yield the bytes left under each limit, from a control group up to the root. File caches count as free."""
     groups = [group for group in path.split("/") if group not in ("", "..")]
     for depth in range(len(groups) + 1):
         folder = mount.joinpath(*groups[:depth])

@@ -1,6 +1,6 @@
 """The flat path, for models whose attention cannot be hooked: each distinct response is a row with its prompt.
 
-Rows are padded on the right, where a causal model never reads. Each node takes its log-prob from the first response
+Rows are padded on the right, which a causal model never reads. Each node takes its log-prob from the first response
 that contains it. Rows are sampled with the model's own cache. Dimensions: B rows, S tokens of the longest row, K owned
 nodes.
 """
@@ -50,7 +50,7 @@ def flat_chunk_logprobs(
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks, as `tree_path.chunk_logprobs` does, with any causal LM.
 
-    `max_nodes` limits the tokens of a pass, including prompts and padding. `recompute_prompts` has no effect, because
+    `max_nodes` limits the tokens per pass, including prompts and padding. `recompute_prompts` has no effect, because
     each row contains its prompt.
     """
     del recompute_prompts
@@ -108,19 +108,19 @@ def _input_tokens(tree: RolloutTree, leaf: int) -> IntArray:
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:
-    """Return the sampled nodes of a response that are in no earlier response: in preorder after the previous leaf."""
+    """Return a response's sampled nodes that no earlier response contains: those after the previous leaf."""
     node_K = np.arange(int(tree.leaf[leaf - 1]) + 1 if leaf else 0, int(tree.leaf[leaf]) + 1)
     return node_K[~tree.given[node_K]]
 
 
 def last_logits(model: PreTrainedModel, positions: int) -> dict[str, int]:
-    """Return the argument that limits the logits to the last positions, if the model has it."""
+    """Return the argument that limits the logits to the last positions, if the model accepts it."""
     has = "logits_to_keep" in signature(model.forward).parameters
     return {"logits_to_keep": positions} if has else {}
 
 
 def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return the cost of each distinct response on the flat path, in tokens, shape [L]: its prompt and its tokens."""
+    """Return the cost of each distinct response on the flat path, in tokens, shape [L]: prompt plus response."""
     length_L = len(tree.prompt_ids) + tree.total_length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
 
@@ -134,7 +134,7 @@ class FlatForward:
     response_costs = staticmethod(flat_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the maximum tokens of a forward pass if the settings do not set it."""
+        """Return the default maximum number of tokens per forward pass."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
     @property
@@ -156,7 +156,7 @@ def num_flat_tokens(trees: Sequence[RolloutTree]) -> int:
     return sum(int((len(tree.prompt_ids) + tree.total_length - 1).sum()) for tree in trees)
 
 
-_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # transformers has `cache` since 5.24
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # `cache` since transformers 5.24
 
 
 class CacheError(UserError):
@@ -169,9 +169,9 @@ class CacheError(UserError):
 
 
 class ModelCache:
-    """A model's own cache, which starts with P prompts of equal length, token ids of shape [P, S].
+    """A model's own cache, initialized with P prompts of equal length: token ids, shape [P, S].
 
-    Initially each prompt is a row. `logits_RV` has the logits after the last token of each row.
+    Initially each prompt is a row. `logits_RV` holds the logits after the last token of each row.
     """
 
     def __init__(self, model: PreTrainedModel, prompt_PS: Tensor) -> None:
@@ -183,7 +183,7 @@ class ModelCache:
         self.logits_RV = self._forward(prompt_PS)
 
     def take(self, row_R: Tensor) -> None:
-        """Keep some rows, in the given order. A row can be repeated."""
+        """Keep only the given rows, in this order. A row can be repeated."""
         assert self._cache is not None
         self._cache.reorder_cache(row_R.long())  # type: ignore[arg-type]
 

@@ -1,18 +1,18 @@
-"""Attention of a packed pass with PyTorch's FlexAttention: one kernel per layer, with the trees as its block mask.
+"""Attention of a packed pass with PyTorch's FlexAttention: one kernel per layer, with a block mask made from the trees.
 
 Tokens of a pass are in preorder, prompts included. Token q sees token k if k <= q < end[k], the end of k's subtree.
 Tokens of depths [0, 1, 2, 1] have ends [4, 3, 3, 4]: the last token sees the first and itself. With a sliding window,
 position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 keys are skipped, masked or used whole.
 A pass is padded to whole blocks, because other lengths have produced NaN gradients in PyTorch. It has at least two
 blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a block of keys
-in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. Such keys are therefore
-copied: at most 8 blocks of queries see a copy, and the gradients of the copies add up.
+in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. Keys with many such blocks
+are therefore copied: at most 8 blocks of queries see each copy, and the gradients of the copies add up.
 
-On CUDA, the kernel and the decoder layers are compiled graphs, one for all layers of a kind and all pass lengths. If
-that fails, the error reaches `forward.check_packed`, which catches it. Elsewhere PyTorch's uncompiled version runs,
-which has no backward pass.
+On CUDA, the kernel and the decoder layers run as compiled graphs, each shared by all layers of a kind and all pass
+lengths. If that fails, the error reaches `forward.check_packed`, which catches it. Elsewhere PyTorch's uncompiled
+version runs, which has no backward pass.
 
-Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies of some.
+Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
-        """Return the lists, given the pairs of blocks in which some queries see some keys, and in which all see all."""
+        """Return the lists, given the pairs of blocks where some query sees some key, and those where all see all."""
         masked_BE = touched_BE & ~whole_BE
         lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
         orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
@@ -70,7 +70,7 @@ class Blocks(NamedTuple):
 
 
 def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
-    """Return which blocks of queries see some key of a block, and which see all its keys, each of shape [B, B].
+    """Return which blocks of queries see any key of a block, and which see all of its keys, each of shape [B, B].
 
     With a window, the first is an upper bound and the second a lower bound, from the smallest and largest positions of
     the blocks.
@@ -89,9 +89,9 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
 
 
 def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
-    """Return for [q, k] how many keys of block k have query block q in their range [first, stop), shape [B, B]."""
+    """Count, for [q, k], the keys of block k whose range [first, stop) contains query block q; shape [B, B]."""
     num_blocks = first_T.size // BLOCK
-    # Each key adds 1 to its first query block and subtracts 1 after its last; running sums are the counts.
+    # Each key adds 1 to its first query block and subtracts 1 after its last; running sums give the counts.
     change = np.zeros((num_blocks + 1, num_blocks), np.int64)
     key_block_T = np.arange(first_T.size) // BLOCK
     np.add.at(change, (first_T, key_block_T), 1)
@@ -101,11 +101,11 @@ def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
 
 
 class Copies(NamedTuple):
-    """The blocks of keys, then copies of some. Each field has shape [E]. A query sees one copy of a block."""
+    """The blocks of keys, followed by the copies. Each field has shape [E]. A query sees only one copy of a block."""
 
     source: IntArray  # the block that each entry copies; the first B entries are the blocks themselves
     first: IntArray  # the first block of queries that sees the entry
-    stop: IntArray  # the block of queries after the last that sees the entry
+    stop: IntArray  # one past the last block of queries that sees the entry
 
     @classmethod
     def of(cls, touched_BB: BoolArray) -> Copies:
@@ -123,17 +123,17 @@ class Copies(NamedTuple):
         return cls(*np.array(blocks + copies).T)
 
     def listed(self, pair_BB: BoolArray) -> BoolArray:
-        """Return pairs of blocks of queries and keys as pairs of blocks of queries and copies, shape [B, E]."""
+        """Convert pairs (block of queries, block of keys) to pairs (block of queries, entry), shape [B, E]."""
         query_B1 = np.arange(len(pair_BB))[:, None]
         listed_BE: BoolArray = pair_BB[:, self.source] & (self.first <= query_B1) & (query_B1 < self.stop)
         return listed_BE
 
 
 class FlexContext(AttentionContext):
-    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer. All layers are alike.
+    """The attention in a packed pass. Its tensors are inputs to a compiled layer. All layers are alike.
 
-    Trees follow one another in preorder, then padding, which has position 0. `padded_tokens` returns the length.
-    `window` is the model's sliding window in tokens.
+    The trees come one after another, each in preorder, then padding with position 0; `padded_tokens` returns the
+    length. `window` is the model's sliding window in tokens.
     """
 
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
@@ -147,14 +147,14 @@ class FlexContext(AttentionContext):
         }
         token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
         first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
-        # The queries that see a key, and its position; the first keys are the tokens of the pass.
+        # For each key, the queries that see it and its position; the first keys are the tokens of the pass.
         keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
         self._first, self._stop, self._position = (to_device(x.astype(np.int32), device) for x in keys)
         num_blocks = position_T.size // BLOCK
         self._copied = to_device(np.eye(num_blocks, dtype=np.float32)[copies.source[num_blocks:]], device)  # [C, B]
 
     def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
-        """Return the mask of the layers with the window, or of those without one. `num_keys` includes the copies."""
+        """Return the mask for layers with the window, or for those without one. `num_keys` includes the copies."""
         first, stop, position = self._first, self._stop, self._position
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class FlexContext(AttentionContext):
         return output.transpose(1, 2)
 
     def _with_copies(self, x_1KTD: Tensor) -> Tensor:
-        """Append the copies of keys or values. A product with zeros and ones adds up gradients in a fixed order."""
+        """Append the copies of keys or values. Multiplying by zeros and ones sums gradients in a fixed order."""
         blocks = x_1KTD[0].unflatten(1, (-1, BLOCK))
         copies = torch.einsum("cb,kbtd->kctd", self._copied.to(x_1KTD.dtype), blocks).flatten(1, 2)
         return torch.cat([x_1KTD, copies[None]], 2)
@@ -236,7 +236,7 @@ _compiles: ContextVar[bool] = ContextVar("compiles", default=False)  # whether t
 
 @contextmanager
 def compiler_settings() -> Iterator[None]:
-    """Set up the compiler inside the block. Outside of one, each graph call does that itself, which takes longer."""
+    """Set up the compiler inside the block. Outside such a block, each graph call does so itself, which is slower."""
     from torch._inductor import config as kernels  # slow to import
 
     fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}
@@ -277,7 +277,7 @@ def _without_checkpointing(layer: Any) -> Iterator[None]:
 
 
 def _run(layer: Any, checkpoints: bool, *inputs: Any, **named: Any) -> Any:
-    """Run a layer, compiled if its pass has a context. Ranks of a sharded model stay in step by passes without one."""
+    """Run a layer, compiled if its pass has a context. Passes without one keep sharded ranks in step."""
     if named.get("brorl_context") is None:
         return type(layer).forward(layer, *inputs, **named)
     forward = compiled(_plain_forward(type(layer)))

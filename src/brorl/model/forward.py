@@ -1,7 +1,7 @@
-"""Chooses the path of trees through a model, and checks on small examples that the path reproduces the model.
+"""Chooses the path that trees take through a model, and checks on small examples that it reproduces the model.
 
 The tree path computes every distinct token once. The flat path computes a row for every distinct response, for models
-whose attention cannot be hooked. Both give the same log-probs and the same gradient. They compute with:
+whose attention cannot be hooked. Both give the same log-probs and the same gradient. They use:
 
 | path | chunks of the learner | rows of the native engine |
 |---|---|---|
@@ -49,11 +49,11 @@ def choose_forward(
 ) -> Forward:
     """Return how trees go through a model, after a check on a small example.
 
-    `context` is the maximum number of tokens in a prompt plus its response. A shorter attention span needs the flat
+    `context` is the maximum number of tokens in a prompt plus its response. A shorter attention span requires the flat
     path, except for a sliding window on a GPU.
 
     Raises:
-        UserError: If the model's positions in a context depend on the other rows of a batch.
+        UserError: If the model's positions within the context depend on the other rows of a batch.
         HooksError: If tree attention is required, and the model's attention cannot be hooked.
         CacheError: If the model cannot take the flat path.
     """
@@ -154,8 +154,8 @@ def _flat_forward(model: PreTrainedModel, context: int, reason: str) -> FlatForw
 
 
 _ROW_TOKENS = 10
-_PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
-_SHARED_TOKENS = 2  # the responses to a prompt start with this many equal tokens
+_PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit in very small sliding windows
+_SHARED_TOKENS = 2  # the responses to a prompt share this many initial tokens
 _BLOCK_RESPONSES = 96  # responses to a prompt: enough to fill several blocks of FlexAttention
 _MAX_WINDOW = 8192  # longer windows are not checked: the plain pass has rows of this length
 _CACHED_PROMPT = 5
@@ -176,7 +176,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def check_sliding_window(model: PreTrainedModel) -> None:
-    """Check that a prompt longer than a sliding window has the logits of the model's own attention."""
+    """Check that a prompt longer than a sliding window gets the same logits as with the model's own attention."""
     window = smallest_window(model.config)
     if window is None or window > _MAX_WINDOW:
         return
@@ -192,16 +192,17 @@ def check_sliding_window(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
-    """Return whether `forward` gives the log-probs of the plain tree path, which `check_hooks` accepted."""
+    """Return whether `forward` gives the same log-probs as the plain tree path, which passed `check_hooks`."""
     trees = _example_trees(model.config.get_text_config().vocab_size)
     got, expected = (torch.cat(tree_logprobs(model, trees, forward=way)) for way in (forward, TREE))
     return agrees(got, expected, model.dtype)
 
 
 def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
-    """Check that a model that decodes with its own cache reproduces its forward pass.
+    """Check that decoding with a model's own cache reproduces its forward pass.
 
-    If a span of attention is shorter than `context` and 1,024 tokens, one prompt and one response exceed it.
+    If an attention span is shorter than both `context` and 1,024 tokens, also check a prompt longer than the span, and
+    a response that crosses it.
     """
     span = attention_limit(model.config)
     lengths = [_CACHED_PROMPT]
@@ -227,9 +228,9 @@ def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
 
 
 def check_packed(model: PreTrainedModel, forward: TreeForward, autocast: bool = False) -> None:
-    """Check that packed passes have the log-probs and the gradient of the model's own forward pass; collective.
+    """Check that packed passes reproduce the log-probs and gradient of the model's own forward pass; collective.
 
-    On CUDA the first call compiles the kernels, with and without a gradient. `autocast` computes in bfloat16.
+    On CUDA, the first call compiles the kernels, with and without a gradient. With `autocast`, compute in bfloat16.
     """
     span = other_span(model.config)
     if span is not None:
@@ -308,7 +309,7 @@ def _logprobs_and_gradients(
 ) -> list[Tensor]:
     """Return the log-probs of trees, and the gradients of their sum for this rank's part of two trained weights.
 
-    It takes two, because the first matrix of a new adapter has no gradient while the second is 0.
+    Two are needed because the first matrix of a new adapter has no gradient while the second is 0.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
@@ -331,7 +332,7 @@ def _example_trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]
 
 
 def _example_trees_of_many_blocks(model: PreTrainedModel) -> list[RolloutTree]:
-    """Return trees that fill several blocks of FlexAttention, some of them skipped, one beyond a sliding window."""
+    """Return trees that fill several FlexAttention blocks, some skipped, and one longer than a sliding window."""
     vocabulary = model.config.get_text_config().vocab_size
     trees = _example_trees(vocabulary, _BLOCK_RESPONSES)
     window = smallest_window(model.config)

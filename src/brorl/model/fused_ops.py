@@ -1,4 +1,4 @@
-"""Decoder layer operations with handwritten gradients: they store less and start fewer kernels.
+"""Decoder layer operations with handwritten gradients, which store less and launch fewer kernels.
 
 Without gradients, they work in place on memory they own. The backward pass recomputes cheap intermediate results.
 Dimensions: T tokens, h hidden size, I intermediate size, H heads, D head dimension.
@@ -82,19 +82,19 @@ def query_key_value(
         return _query_key_value(*arguments)[0]
     mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
     value = _split(mixed, num_heads)[2]
-    turned = _rotate(mixed[:, : -value.shape[1]], angles.key_cos, angles.key_sin)  # fewer kernels than separately
+    turned = _rotate(mixed[:, : -value.shape[1]], angles.key_cos, angles.key_sin)  # fewer kernels than one at a time
     return turned[:, :num_heads] * angles.scale, turned[:, num_heads:], value
 
 
 def add_linear(x_Th: Tensor, y: Tensor, map_: Linear) -> Tensor:
-    """Return x plus an affine map of y. Without gradients x is overwritten."""
+    """Return x plus an affine map of y. Without gradients, x is overwritten."""
     if torch.is_grad_enabled():
         return x_Th + linear(y, *map_)
     return add_product(x_Th, y, *map_)
 
 
 def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Linear) -> Tensor:
-    """Return x + down(silu(gate) * up) for the normed x. `x` is overwritten without gradients. arXiv 2002.05202."""
+    """Return x + down(silu(gate) * up) for the normed x. Without gradients, `x` is overwritten. arXiv 2002.05202."""
     if torch.is_grad_enabled():
         added: Tensor = _AddGatedMlp.apply(x_Th, *norm, *gate, *up, *down)  # type: ignore[no-untyped-call]
         return added
@@ -332,10 +332,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @cache
 def fastest_product() -> ProductName:
-    """Measure which float32 matrix product is faster on this processor; MKL if oneDNN cannot be called.
+    """Return the float32 matrix product that measures faster on this processor; MKL if oneDNN cannot be called.
 
-    On some AMD processors, oneDNN reaches the full rate and MKL only half. The margin is wide, so that the choice does
-    not change from run to run.
+    On some AMD processors, oneDNN reaches the full rate and MKL only half. A wide margin keeps the choice from changing
+    between runs.
     """
     if not torch.__version__.startswith(_TESTED) or not torch.backends.mkldnn.is_available():
         return "mkl"

@@ -64,7 +64,7 @@ class Kernels:
             function.restype = None
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """Call a function with the addresses of tensors, and the number of threads."""
+        """Call a C function with the tensors' addresses and the number of threads."""
         addresses = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
         getattr(self._functions, name)(*addresses, torch.get_num_threads())
 
@@ -78,7 +78,7 @@ class Kernels:
     def rms_norm_backward(
         self, x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the inputs of `rms_norm`: of `x`, written to `out` if given, and of `weight`."""
+        """Return the gradients of `x` (written to `out` if given) and of `weight` in `rms_norm`."""
         x, grad = _with_dense_tokens(x), grad.contiguous()
         out = torch.empty(x.shape) if out is None else out
         sums = torch.zeros(_NUM_SUMS, x.shape[-1])
@@ -107,7 +107,7 @@ class Kernels:
     def draw_tokens(
         self, logits_RV: Tensor, temperature: float, row_K: Tensor, uniform_K: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draw a token for each of K rollouts; see `native.draw.draw_tokens`. Ascending rows are the fastest."""
+        """Draw a token for each of K rollouts; see `native.draw.draw_tokens`. Ascending rows are fastest."""
         logits_RV, row_K, uniform_K = logits_RV.contiguous(), row_K.contiguous(), uniform_K.contiguous()
         token_K, logprob_K = torch.empty_like(row_K), torch.empty_like(uniform_K)
         drawn = row_K, uniform_K, token_K, logprob_K
@@ -118,7 +118,7 @@ class Kernels:
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
         prompt_R: Tensor, length_P: Tensor, pages: Tensor, slot_BR: Tensor, position: int,
     ) -> Tensor:  # fmt: skip
-        """Store keys and values of one new token per row and return its attention to the prompt and the row, [R, H, D].
+        """Store each row's new key and value; return the new token's attention to the prompt and the row, [R, H, D].
 
         Args:
             query_RHD: Scaled queries.
@@ -151,7 +151,7 @@ class Kernels:
     def attend_nodes(self, nodes: NodeStack, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the attention of nodes to their prompts and ancestors, [F, H, D], and its log-sum-exps, [F, H].
 
-        The contiguous inputs are scaled queries, keys and values, and keys and values of the prompts [P, K, S, D].
+        The inputs, all contiguous, are scaled queries, keys, values, and the prompts' keys and values [P, K, S, D].
         """
         query, key, value, prompt_key, prompt_value = inputs
         blocks = in_blocks(prompt_key)
@@ -192,7 +192,7 @@ class NodeStack:
         return *(array.ctypes.data for array in self._arrays), self._deepest
 
     def sizes(self, query_FHD: Tensor, key_FKD: Tensor) -> tuple[int, ...]:
-        """Return the nodes, prompts, key-value heads, query heads per key-value head, and head dimension."""
+        """Return the numbers of nodes, prompts, key-value heads and query heads per such head, and the head size."""
         num_nodes, num_heads, width = query_FHD.shape
         num_kv_heads = key_FKD.shape[1]
         return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width
@@ -207,7 +207,7 @@ def in_blocks(x_PKSD: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> tuple[int, int, int]:
-    """Return the tokens, vectors per token, and vector size of a 2- or 3-dimensional tensor."""
+    """Return the number of tokens, vectors per token, and vector size of a 2- or 3-dimensional tensor."""
     return x.shape[0], x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
 
 
@@ -226,7 +226,7 @@ _choice: CompileChoice = "auto"
 
 
 def use_kernels(choice: CompileChoice) -> None:
-    """Set which kernels this process uses: auto, if there is a C compiler; on, with an error without one; off."""
+    """Set whether this process uses the kernels: auto (if there is a C compiler), on (required), or off."""
     global _choice  # one per process, like PyTorch's number of threads
     _choice = choice
     if choice == "on" and isinstance(loaded := _load(), str):
@@ -234,7 +234,7 @@ def use_kernels(choice: CompileChoice) -> None:
 
 
 def kernels_choice() -> CompileChoice:
-    """Return which kernels this process uses."""
+    """Return the choice set by `use_kernels`."""
     return _choice
 
 
@@ -264,7 +264,7 @@ _triton: ContextVar[bool] = ContextVar("triton", default=False)
 
 @contextmanager
 def using_triton(use: bool) -> Iterator[None]:
-    """Let this thread use the Triton kernels inside the block, or not.
+    """Set whether this thread may use the Triton kernels inside the block.
 
     They need PyTorch for CUDA, compute in float32, round once, and have no gradients. The engine compares them with
     PyTorch's operations before it uses them; see `brorl.rollout.native_engine`.
@@ -295,7 +295,7 @@ def _load() -> Kernels | str:
 
 
 def compile_kernels() -> Path:
-    """Return the shared library for this processor. Compile it unless the user's cache folder has it."""
+    """Return the shared library for this processor. Compile it unless it is in the user's cache folder."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler is found (CC, cc, gcc, clang)")
@@ -334,7 +334,7 @@ def attend_stack(kernels: Kernels, nodes: NodeStack, *inputs: Tensor) -> Tensor:
     """Attend from nodes to their prompts and paths, differentiable; see `Kernels.attend_nodes`.
 
     In preorder, the ancestors of a node form a stack. The backward pass recomputes the scores, so memory grows with the
-    nodes, not with their paths.
+    number of nodes, not with the length of their paths.
     """
     output: Tensor = _AttendStack.apply(kernels, nodes, *(x.contiguous() for x in inputs))  # type: ignore[no-untyped-call]
     return output

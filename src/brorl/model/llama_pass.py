@@ -1,6 +1,6 @@
 """The forward pass of a decoder with Llama's layers, written out in few operations.
 
-It starts fewer kernels than the modules of transformers, and computes the same function from the same parameters.
+It launches fewer kernels than the transformers modules, and computes the same function from the same parameters.
 Models with a different layout, or with adapters, hooks or shards in their modules, use their own modules.
 """
 
@@ -33,7 +33,7 @@ _FIRST_POSITIONS = 256
 
 
 def has_llama_layout(model: PreTrainedModel) -> bool:
-    """Return whether the Llama pass can compute a model: it has one of a few layouts, and its modules are plain."""
+    """Return whether the Llama pass can run a model, which must have one of a few layouts and plain modules."""
     if type(model) not in _LAYOUTS:
         return False
     config = model.config
@@ -64,16 +64,16 @@ class _Layer(NamedTuple):
     key_norm: Norm | None
     output: Linear
     mlp_norm: Norm
-    gate: Linear  # one matrix with the rows of gate and then of up, if `up` is None
+    gate: Linear  # if `up` is None, one matrix with the rows of gate, then of up
     up: Linear | None
     down: Linear
 
 
 class LlamaPass(ModelPass):
-    """A pass over packed tokens from a model's parameters, or from a copy of them; needs `has_llama_layout`.
+    """A pass over packed tokens from a model's parameters, or from a copy of them; requires `has_llama_layout`.
 
-    With a `sampling_dtype`, the pass has no gradients: it copies the matrices in this dtype, arranged for products of
-    few rows. All other numbers keep the model's dtype.
+    With a `sampling_dtype`, the pass has no gradients: it copies the matrices in this dtype, arranged for products with
+    few rows. All other weights keep the model's dtype.
     """
 
     def __init__(self, model: PreTrainedModel, sampling_dtype: torch.dtype | None = None) -> None:
@@ -173,7 +173,7 @@ class LlamaPass(ModelPass):
             return parameters[0]
         shape = sum(parameter.shape[0] for parameter in parameters), *parameters[0].shape[1:]
         dtype = self._dtype if is_matrix else parameters[0].dtype
-        # On a CPU, columns come first: a product of few rows reads such a weight twice as fast.
+        # On a CPU, columns come first: a product with few rows reads such a weight twice as fast.
         copy = parameters[0].new_empty(shape[::-1] if on_cpu else shape, dtype=dtype)
         copy = copy.T if on_cpu and is_matrix else copy
         self._copies += zip(copy.split([parameter.shape[0] for parameter in parameters]), parameters, strict=True)

@@ -50,7 +50,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device in the settings. Raise an error if this machine lacks it."""
+    """Return the device named in the settings. Raise an error if this machine lacks it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -67,10 +67,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Load a tokenizer, and check that responses can end, and can end with each text in `stop`.
+    """Load a tokenizer, and check that responses can end, including with each string in `stop`.
 
     If a tokenizer has no end token, the first special token in `stop` becomes its end token. An adapter's tokenizer can
-    be in its folder or in its base's.
+    be in the adapter's folder or its base model's.
     """
     source = find_model(name)
     beside = source.adapter is not None and (source.adapter / "tokenizer_config.json").exists()
@@ -117,8 +117,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal LM without dropout. `requires_grad` marks the trained weights, which belong to the text part.
 
-    `name` is a shipped model, a folder or a hub id, with or without `@revision`. With `lora`, training of a saved
-    adapter continues; without, it is merged. The weights have `dtype`. With `lora`, only the frozen weights do:
+    `name` is a shipped model, a folder or a hub id, with or without `@revision`. With `lora`, a saved adapter is
+    trained further; without, it is merged. The weights have `dtype`, but with `lora`, only the frozen weights do:
     adapters have at least float32.
     """
     source = find_model(name)
@@ -153,7 +153,7 @@ def end_tokens(
 ) -> tuple[int, ...]:
     """Return the tokens that end a response, from the tokenizer, the model's generation config, and `stop`.
 
-    `model` can be a name as in `load_model`; it is then not loaded.
+    `model` can also be a name, as in `load_model`; the model is then not loaded.
     """
     if isinstance(model, str):
         source = find_model(model)
@@ -170,7 +170,7 @@ def end_tokens(
 
 
 def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | None = None) -> PreTrainedModel:
-    """Load the model of a source without its adapter, in 4 bits on the device `quantized_on` if that is given."""
+    """Load a source's model without its adapter; in 4 bits on the device `quantized_on` if given."""
     config = read_config(source)
     check_weights(source)
     quantized: dict[str, Any] = {}
@@ -223,7 +223,7 @@ def _check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def _align(model: PreTrainedModel) -> None:
-    """Copy weights that torch reads in place from a file, where the rounding of products depends on alignment."""
+    """Copy misaligned weights, which torch reads in place from a file: rounding in products depends on alignment."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % _ALIGNMENT:
             tensor.data = tensor.data.clone()
@@ -233,7 +233,7 @@ def _switch_dropout_off(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():  # modules that call the dropout function
+        for name, value in vars(module).items():  # for modules that call the dropout function
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
 
@@ -296,8 +296,8 @@ _NOT_OF_THE_MODEL = ("_name_or_path", "dtype", "transformers_version")
 def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Check that a folder contains the model or adapters that were saved there, weight by weight and bit by bit.
 
-    A whole model is loaded by transformers, with the folder's config; the weights stay in their file. `weights` are the
-    saved whole parameters by name. The parameters of `model` may be sharded.
+    A whole model is loaded by transformers, with the folder's config; the weights stay in their file. `weights` holds
+    the saved, unsharded parameters by name. The parameters of `model` may be sharded.
     """
     if is_adapter := (folder / ADAPTER_CONFIG).exists():
         saved = load_file(folder / "adapter_model.safetensors")
@@ -323,7 +323,7 @@ def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: P
 
 
 def _plain(config: PreTrainedConfig) -> Any:
-    """Return the entries of a config that define the model, as JSON reads them."""
+    """Return the entries of a config that define the model, as read back from JSON."""
 
     def defining(entry: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in entry.items() if key not in _NOT_OF_THE_MODEL}

@@ -1,7 +1,7 @@
 """Logits of the rows of a forward pass: whole if there are few, otherwise in blocks of at most 2^26.
 
-The output embedding is called as a module, so bias, adapters, tied and frozen weights, shards and autocast need no code
-here. A model that changes its logits afterwards (soft-capping, a scale) needs whole logits.
+The output embedding is called as a module, so bias, adapters, tied and frozen weights, shards and autocast need no
+special handling. A model that changes its logits afterwards (soft-capping, a scale) needs whole logits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
 # compiled code keeps only the logits and their gradient; larger blocks add to the weight gradient less often
 COMPILED_LOGITS_PER_BLOCK = 1 << 29
-LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries the size of its logits, one of them in float64
-MASSES_PER_DRAW = 1 << 21  # masses that the rollouts of a draw search: all blocks, then the tokens in one block
+LOGITS_PER_DRAW = 1 << 24  # a draw needs several temporaries the size of its logits, one of them in float64
+MASSES_PER_DRAW = 1 << 21  # masses searched in one draw: those of all blocks, then of the tokens in one block
 
 
 def tokens_per_mass(vocabulary: int) -> int:
@@ -57,9 +57,10 @@ def row_logits(
     whole_logits: bool = False,
     max_logits: int | None = None,
 ) -> RowLogits:
-    """Call `forward`, which runs the model and returns its logits. Skip the output embedding if there are many.
+    """Call `forward`, which runs the model and returns its logits. Skip the output embedding if there would be many.
 
-    The result has the shape that `forward` returns. A model for which `embeds_last` is false needs `whole_logits`.
+    The result has the shape that `forward` returns. If `embeds_last` is false for the model, `whole_logits` is
+    required.
     """
     vocabulary: int = model.config.get_text_config().vocab_size
     if whole_logits or num_rows * vocabulary <= (max_logits or MAX_LOGITS):
@@ -78,12 +79,12 @@ def row_logits(
 
 @torch.no_grad()
 def embeds_last(model: PreTrainedModel) -> bool:
-    """Return whether a model's logits are the unchanged output of its output embedding, even on the meta device."""
+    """Return whether a model's logits are the unchanged output of its output embedding; works on the meta device."""
     embedding = model.get_output_embeddings()
     if embedding is None:
         return False
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    # With a whole mask, the model skips its checks, which read values that do not exist on the meta device.
+    # Given a full mask, the model skips its checks, which read values that do not exist on the meta device.
     mask = {"attention_mask": torch.zeros(1, 1, 1, 1, device="meta")} if model.device.type == "meta" else {}
     with _skipped(embedding) as skipped:
         try:
@@ -96,9 +97,9 @@ def embeds_last(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def computed_whole(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model's output embedding compute inside the block, even while `row_logits` skips it.
+    """Run a model's output embedding inside the block, even while `row_logits` skips it.
 
-    This lets a hook at the start of one forward pass make a second, whole pass.
+    This lets a hook at the start of one forward pass run a second, full pass.
     """
     embedding = model.get_output_embeddings()
     forward = None if embedding is None else embedding.__dict__.get("forward")
@@ -111,7 +112,7 @@ def computed_whole(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Skipped:
-    """Records the inputs of an output embedding, which returns them unchanged. `previous` is its own `forward`."""
+    """Records the inputs of an output embedding, which returns them unchanged. `previous` is its `forward` override."""
 
     def __init__(self, embedding: nn.Module) -> None:
         self.previous: Callable[..., Any] | None = embedding.__dict__.get("forward")
@@ -133,7 +134,7 @@ class _Skipped:
 
 @contextmanager
 def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
-    """Let an output embedding return its input inside the block."""
+    """Make an output embedding return its input inside the block."""
     skipped = _Skipped(embedding)
     with replaced_forward(embedding, skipped.forward):
         yield skipped
@@ -141,7 +142,7 @@ def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
-    """Give a module a different `forward` inside the block; None for the method of its class."""
+    """Give a module a different `forward` inside the block; None means its class's method."""
     previous = module.__dict__.get("forward")
     _set_forward(module, forward)
     try:

@@ -29,7 +29,7 @@ class NextToken:
     """Turns a model's logits into the distribution that tokens are drawn from."""
 
     temperature: float = 1.0  # divisor of the logits, above 0; the temperature of the rollouts
-    min_new_tokens: int = 0  # tokens before a response can have a stop token, 0 or more
+    min_new_tokens: int = 0  # tokens before a response may contain a stop token, 0 or more
     stop_token_ids: tuple[int, ...] = ()  # the stop tokens; required if `min_new_tokens` is above 0
     top_p: float = 1.0  # mass of the kept tokens; see `smallest_kept`
     top_k: int = 0  # number of kept tokens, 0 for all
@@ -76,14 +76,14 @@ _LOGITS_PER_SORT = 1 << 22  # a sort has temporaries 8 times the size of its log
 def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Return the smallest logit that each row keeps under top-k and then top-p, shape [R].
 
-    A row keeps all logits that are at least as large. The logits are not yet divided by the temperature. Top-p keeps
-    the smallest set whose mass among the top-k reaches it: probabilities 0.5, 0.3, 0.2 and a `top_p` of 0.7 keep two
-    tokens. A `top_k` of 0 keeps all.
+    A row keeps all logits that are at least this large. The logits are not yet divided by the temperature. Top-p keeps
+    the smallest set whose mass among the top-k reaches `top_p`: probabilities 0.5, 0.3, 0.2 and a `top_p` of 0.7 keep
+    two tokens. A `top_k` of 0 keeps all.
 
-    Ties with the last token are kept. Engine and learner compute the logits of tied tokens in different orders, so
-    rounding can break a tie on either side. Logits below the last token's by at most the `_rounding` of the dtype,
-    relative to the row's largest logit or the last token's, count as ties; the same tolerance applies to reaching the
-    mass.
+    Ties with the last kept token are kept too. The engine and the learner compute the logits of tied tokens in
+    different orders, so rounding can break a tie on either side. Logits below the last token's by at most the
+    `_rounding` of the dtype, relative to the row's largest logit or the last token's, count as ties; the same tolerance
+    applies to reaching the mass.
 
     Source: nucleus sampling, arXiv 1904.09751; top-k comes first, as in Hugging Face transformers and vLLM.
     """
@@ -115,7 +115,7 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """Return how far, relative to the largest, logits that are equal in exact arithmetic may differ by rounding.
+    """Return how far rounding can separate logits that are exactly equal in theory, relative to the largest logit.
 
     Sums over a hidden size are in float32 or float64, and their rounding grows with its square root. 16-bit logits are
     rounded once, after the sum, to one unit in the last place or less.
@@ -135,7 +135,7 @@ def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
 def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> list[Tensor]:
     """Return the log-probs of each tree's nodes in order, shape [M]: 0 for given nodes.
 
-    Together the chunks contain every sampled node once.
+    Together, the chunks contain every sampled node once.
     """
     if not trees:
         return []
@@ -168,14 +168,14 @@ class LogprobHead:
     """Computes log-probs, and entropies if requested, from logits.
 
     Only the logits of one block are kept; the backward pass recomputes the softmax. With top-p or top-k, the
-    distribution is over the tokens that the row's logits keep. A node's token can be missing among them if the weights
-    or the numerics differ from the draw's. The distribution then includes this token, so the node's log-prob is finite
-    and has a gradient.
+    distribution is over the tokens that the row's logits keep. A node's token can be missing from them if the weights
+    or the numerics differ from those that drew it. The distribution then includes this token, so the node's log-prob is
+    finite and has a gradient.
     """
 
     next_token: NextToken  # turns logits into the distribution that drew the rollouts
     entropy: bool  # whether to compute entropies
-    logits_per_block: int | None = None  # logits computed at once; None for the default
+    logits_per_block: int | None = None  # logits computed at a time; None for the default
     compile: bool = False  # whether the reductions over the vocabulary are compiled
 
     def logprobs(

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): a few trained weights in a model whose own weights are frozen.
 
-They have no dropout: the ratio of new to old probabilities would contain its noise. They need the extra `peft`.
+They have no dropout, because its noise would enter the ratio of new to old probabilities. They need the extra `peft`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from brorl.model.source import text_modules
 ALL_LINEAR = "all-linear"
 _PREFIX = "base_model.model."
 ADAPTER = "default"
-_NAMED = re.compile(r"(\.lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")  # the adapter name that some tools also save
+_NAMED = re.compile(r"(\.lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")  # the adapter name, which some tools include
 _FITTING = "set base_model_name_or_path in its adapter_config.json to the model that it was trained on"
 _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
                 "layer_replication", "trainable_token_indices", "target_parameters")  # fmt: skip
@@ -67,7 +67,7 @@ def keep_gradients(model: PreTrainedModel) -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the layers with adapters by name: the named ones (`q_proj`, ...), or all text layers except the output."""
+    """Return the layers to adapt, by name: the named ones (`q_proj`, ...), or all text layers except the output."""
     from transformers.pytorch_utils import Conv1D
 
     modules = text_modules(model)
@@ -99,7 +99,7 @@ def _own_name(name: str) -> str:
 
 
 def _is_own(layer: nn.Module) -> bool:
-    """Return whether a layer has a class of its own model and is not linear, like Llama 4's expert router."""
+    """Return whether a layer's class belongs to its model and is not linear, like Llama 4's expert router."""
     if not type(layer).__module__.startswith("transformers.models."):
         return False
     weight: Any = layer.weight
@@ -107,10 +107,10 @@ def _is_own(layer: nn.Module) -> bool:
 
 
 def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """Return which names of linear layers peft adapts in this kind of model, by a trial on a one-weight layer.
+    """Return the names of linear layers that peft adapts in this kind of model, tested on a one-weight layer.
 
     peft rejects Mamba's `out_proj`, whose kernels read only the weight, and mistakes a `gate_proj` next to experts for
-    one of the experts. Without peft, return all names: a plan works without it, but training does not.
+    one of the experts. Without peft, return all names: planning works without it, but training does not.
     """
     try:
         require_peft()
@@ -202,7 +202,7 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
 
 
 def read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Return the config of a saved adapter, and its weights by peft's names in files, without the adapter's name."""
+    """Return a saved adapter's config, and its weights by their names in peft's files, without the adapter's name."""
     require_peft()
     from peft import PeftConfig
     from peft.utils import load_peft_weights
@@ -219,7 +219,7 @@ def read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def put_adapter(model: nn.Module, folder: Path, saved: dict[str, Tensor]) -> None:
-    """Copy a saved adapter's weights into a model with its adapters. Every weight must have a place."""
+    """Copy a saved adapter's weights into a model that has its adapters. Every weight must have a counterpart."""
     from peft import set_peft_model_state_dict
 
     base = str(model.name_or_path)
@@ -253,7 +253,7 @@ def _saved_name(name: str) -> str:
 
 
 def _modules(weights: Iterable[str]) -> set[str]:
-    """Return the names of the modules that have the adapters with these names in peft's files."""
+    """Return the names of the modules to which these adapter weights, named as in peft's files, belong."""
     return {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in weights}
 
 
@@ -264,11 +264,11 @@ def _describe(rank: int, alpha: float, weights: Iterable[str]) -> str:
 
 
 _NUM_TOKENS = 12
-_RELATIVE_ERROR = 1e-3  # largest change of a logit in float32, relative to the largest logit
+_RELATIVE_ERROR = 1e-3  # largest change in a logit in float32, relative to the largest logit
 
 
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return a base model with a folder's adapters added to its weights, all trainable.
+    """Return a base model with the adapters in a folder merged into its weights, all trainable.
 
     The base is at least float32: bfloat16 would round small adapters away. An adapter on one of two tied layers unties
     them. The logits of a few tokens are compared before and after the merge.
@@ -285,7 +285,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             expected = _few_logits(adapted)
             is_tied = _untie(model)
             merged_model: PreTrainedModel = adapted.merge_and_unload()
-    except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # AttributeError: adapters without a merge
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # AttributeError: no merge exists
         raise UserError(
             f"the adapter in {folder} cannot be merged into its base {model.name_or_path} ({first_line(error)})"
         ) from error
@@ -303,7 +303,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def _untie(model: PreTrainedModel) -> bool:
-    """Give every layer its own copy of a weight that several share, so that each can change. Return whether any did."""
+    """Give every layer its own copy of a shared weight, so that each can change. Return whether any was shared."""
     seen: set[int] = set()
     parameters = list(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters:

@@ -1,6 +1,7 @@
-"""Ways to train that differ in memory: what each needs, and the smallest change to a run that fits.
+"""Ways to train that differ in memory: what each needs, and the smallest change that makes a run fit.
 
-A change is smaller if it affects less of what is learned. Of two that affect the same, the faster one is smaller.
+A change is smaller if it affects less of what is learned. Between two changes with equal effect, the faster one counts
+as smaller.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The settings of this way to train, including those of the run."""
+        """The settings of this way to train, including the run's."""
         recipe = _recipe(self.settings)
         if self.settings.lora is None:
             return _text({"optimizer.states": recipe["optimizer.states"]})
@@ -72,7 +73,7 @@ class MemoryChoices:
     def smallest_change(self) -> Choice | None:
         """Return the smallest change that makes a run fit even if responses reach the length limit.
 
-        If there is none, return the smallest change with which the run starts, or None.
+        If there is none, return the smallest change that lets the run start, or None.
         """
         ways = [self._choice(self._own), *(choice for choice in self.all() if choice.changes)]
         fitted_ways = (self.fitted(way, needed) for needed in (_at_most, attrgetter("certain_bytes")) for way in ways)
@@ -88,7 +89,7 @@ class MemoryChoices:
         return next((fitting for fitting in choices if fitting), None)
 
     def fix(self) -> str:
-        """Return the smallest change, as the end of the error message for a run that does not fit."""
+        """Return the smallest change, worded as the end of the error message for a run that does not fit."""
         change = self.smallest_change()
         if change is None:
             return (

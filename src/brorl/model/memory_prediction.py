@@ -124,7 +124,7 @@ class MemoryPrediction:
 
     @property
     def total_bytes(self) -> int:
-        """Peak bytes. Sampling and learning alternate."""
+        """Peak bytes: sampling and learning alternate, so only the larger counts."""
         return self.kept_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)
 
     @property
@@ -197,11 +197,11 @@ class ModelMemory:
             if forward == "tree":
                 raise
             return guessed, True
-        except Exception:  # some expert routers read values, which the meta device does not have
+        except Exception:  # some expert routers read values, which the meta device lacks
             return guessed, False
 
     def predict(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPrediction:
-        """Predict a run's memory. A small number of `available` bytes, if known, halves the nodes per pass."""
+        """Predict a run's memory. If too few bytes are `available`, the nodes per pass are halved."""
         kept = self._kept_lines(settings)
         cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
         sampling = max(step, prefill)
@@ -316,7 +316,7 @@ class ModelMemory:
         return sum(kv.size for kv in self._kv) * settings.computed_bytes
 
     def _sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
-        """Return the bytes of the engine's rows within its limit, of a step in addition, and of a prefill."""
+        """Return the bytes of the engine's rows (within its limit), of a step on top of them, and of a prefill."""
         limit = settings.engine_bytes
         row_bytes = self._row_bytes(settings, workload)
         rows = max(1, limit // row_bytes)
@@ -338,8 +338,8 @@ class ModelMemory:
         """Return the bytes of a token's activations in one layer: b * (6 h + 4 m + 7 H D).
 
         h is the hidden size, m the size inside the MLP, and b the bytes per number. Each of H heads has 7 D numbers: 4
-        times its key's size, and 3 times its value's. If activations have fewer bytes than trained weights, the 6 h
-        take the bytes of the weights, and 2 h are added: norms are computed in float32 and cast.
+        times its key's size, and 3 times its value's. If activations use fewer bytes per number than trained weights,
+        the 6 h use the bytes of the weights, and 2 h are added: norms are computed in float32 and cast.
         """
         trained, computed = settings.trained_bytes, settings.computed_bytes
         head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self._kv)
@@ -381,7 +381,7 @@ class ModelMemory:
         return on_cuda and settings.dtype != "float64" and not self._flat
 
     def _keeps_no_scores(self, settings: MemorySettings) -> bool:
-        """Return whether no tile of scores is in memory: with the C kernels, packed passes or the flat path."""
+        """Return whether scores need no tiles in memory, as with the C kernels, packed passes or the flat path."""
         single = settings.dtype == "float32" and settings.device == "cpu" and settings.attention == "auto"
         with_kernels = single and all(kv.key_dim == kv.value_dim for kv in self._kv) and kernels() is not None
         return with_kernels or self._is_packed(settings) or self._flat
@@ -410,7 +410,7 @@ def _setting(config: Any, name: str) -> Any:
 def check_prediction(
     prediction: MemoryPrediction, available: int | None, fix: Callable[[], str] = lambda: ""
 ) -> str | None:
-    """Reject a run whose certain parts do not fit in the available bytes. Name the largest parts and a fix.
+    """Reject a run whose certain parts do not fit in the available bytes, naming the largest parts and a fix.
 
     Return a warning if only the learner's estimate for the longest responses does not fit. `fix` returns the end of the
     message: the settings that make the run fit.

@@ -1,8 +1,8 @@
 """Storage of AdamW's two moments: as numbers, or in 8 bits with a scale for each block of 256 numbers in a row.
 
-Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861). Two things differ from the paper. A block ends
-with its row, so the codes do not depend on the number of ranks. Unsigned codes never round a number above zero to zero,
-because updates are divided by it.
+Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), with two changes. A block ends with its row, so
+the codes do not depend on the number of ranks. Unsigned codes never round a positive number to zero, because updates
+are divided by it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DECADES = 7
 
 
 def is_quantized(shape: Sequence[int], states: States) -> bool:
-    """Return whether the moments of a parameter of this shape have 8 bits per number."""
+    """Return whether the moments of a parameter of this shape are stored in 8 bits."""
     return states == "8bit" and len(shape) > 1 and prod(shape) >= MIN_NUMBERS
 
 
@@ -42,7 +42,7 @@ def moment_bytes(shapes: Iterable[Sequence[int]], states: States, number_bytes: 
 
 
 def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes (uint8) and scales [..., blocks per row] of zeros in the shape and layout of a parameter."""
+    """Return zeros as codes (uint8) and scales [..., blocks per row], in the shape and layout of a parameter."""
     shard = local_tensor(parameter)
     codes = torch.zeros(shard.shape, dtype=torch.uint8, device=shard.device)
     scales = torch.zeros(*shard.shape[:-1], _blocks(shard.shape[-1]), dtype=shard.dtype, device=shard.device)
@@ -50,7 +50,7 @@ def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return the nearest codes of numbers, [R, C], and a scale per block, its largest magnitude, [R, blocks].
+    """Return the nearest code of each number, [R, C], and the scale of each block, its largest magnitude, [R, blocks].
 
     Unsigned numbers are at least 0, and small ones round up to the smallest code above zero.
     """
@@ -64,7 +64,7 @@ def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(code_RC: Tensor, scale: Tensor, signed: bool) -> Tensor:
-    """Return the numbers, shape [R, C], for codes and the scales of their blocks, shape [R, blocks]."""
+    """Return the numbers, shape [R, C], from codes and the scales of their blocks, shape [R, blocks]."""
     values, _ = _codebook(signed, scale.dtype, scale.device)
     return values[code_RC.int()].mul_(scale.repeat_interleave(NUMBERS_PER_SCALE, 1)[:, : code_RC.shape[1]])
 
@@ -77,7 +77,7 @@ def _blocks(columns: int) -> int:
 def _codebook(signed: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the 256 numbers that codes stand for, -1 to 1 or 0 to 1, ascending, and the 255 boundaries between them.
 
-    Each decade from 1e-7 to 1 has twice as many numbers as the decade below it, in the middles of equal steps.
+    Each decade from 1e-7 to 1 has twice as many numbers as the decade below it, at the midpoints of equal steps.
     """
     numbers = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
     for decade in range(_DECADES):

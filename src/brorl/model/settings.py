@@ -1,4 +1,4 @@
-"""Settings of the model: the folder for its name, its adapters, and the location of AdamW's moments.
+"""Settings of the model: the folder of a shipped model, the adapters, and the location of AdamW's moments.
 
 Nothing here imports transformers.
 """

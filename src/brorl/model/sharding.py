@@ -1,6 +1,6 @@
 """Shards a model over ranks: each rank keeps part of every parameter and gathers one layer at a time.
 
-A pass of a sharded model (FSDP2) is collective: it blocks until every rank makes it. `ShardedPassSync` makes all ranks
+A pass of a sharded model (FSDP2) is collective: it blocks until every rank joins in. `ShardedPassSync` makes all ranks
 run the same sequence of passes.
 """
 
@@ -69,7 +69,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Lay out a tensor, which every rank has whole, like a parameter; not collective."""
+    """Lay out a tensor like a parameter, given the whole tensor on every rank; not collective."""
     if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
         return tensor
     shard = tensor.new_empty(local_tensor(parameter).shape[0], *tensor.shape[1:], device=parameter.device)
@@ -81,7 +81,7 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Return a tensor that is split by rows over the ranks like a parameter; not collective.
+    """Return a tensor that is split by rows across ranks, like a parameter; not collective.
 
     `shard` has this rank's rows. It is returned unchanged if the parameter is not sharded.
     """
@@ -96,7 +96,8 @@ def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
 def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, Tensor]:
     """Write a model in Hugging Face format, or its adapters in peft's format; collective if it is sharded.
 
-    Return the written parameters by name, on the CPU if the model is sharded. Ranks that do not write return none.
+    Return the written parameters by name, on the CPU if the model is sharded. Ranks that do not write return an empty
+    dict.
     """
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
     parameters: dict[str, Tensor] = {}
@@ -146,7 +147,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _sum_gradients(module: Any) -> None:
-    """Add up the gradients of the ranks. The default is their mean."""
+    """Sum the gradients over the ranks instead of averaging them, the default."""
     if hasattr(module, "set_gradient_divide_factor"):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -166,8 +167,8 @@ class _Kind(IntEnum):
 class ShardedPassSync(PassSync):
     """Makes all ranks run the same sequence of passes through a sharded model.
 
-    Before each pass the ranks agree on its kind with `maximum`, which returns the largest integer over all ranks. A
-    rank that does not need this pass makes one over two tokens that adds zero to every gradient. Passes without a
+    Before each pass, the ranks agree on its kind with `maximum`, which returns the largest integer over all ranks. A
+    rank that does not need this pass runs one over two tokens that adds zero to every gradient. Passes without a
     gradient come first, so that ranks compute their chunks in parallel even if their groups of prompts end at different
     places. A forward pass with a gradient must be followed by its backward pass.
     """
@@ -186,7 +187,7 @@ class ShardedPassSync(PassSync):
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need. The model's parameters are shards afterwards."""
+        """Make the passes that other ranks still need. Afterwards, the model's parameters are shards."""
         self._reach(_Kind.NONE)
         self._back_to_shards()
 
@@ -198,7 +199,7 @@ class ShardedPassSync(PassSync):
         self._maximum(_Kind.FAILED)
 
     def any(self, failed: bool) -> bool:
-        """Return whether some work failed on any rank; collective."""
+        """Return whether work failed on any rank; collective."""
         return bool(self._maximum(int(failed)))
 
     def _before(self, _module: torch.nn.Module, _inputs: object) -> None:
@@ -220,7 +221,7 @@ class ShardedPassSync(PassSync):
         self._collectives.made = self._collectives.left_out = 0
 
     def _reach(self, kind: _Kind) -> None:
-        """Make passes with the other ranks until the next pass is of this kind."""
+        """Make passes with the other ranks until the ranks agree on a pass of this kind."""
         self._open = _Kind.NONE
         while (agreed := _Kind(self._maximum(kind))) != kind:
             if agreed == _Kind.FAILED:

@@ -19,11 +19,11 @@ from brorl.model.device import to_device
 from brorl.model.tree_attention import ModelPass, PromptCache, PromptContext, prefill
 from brorl.tree import RolloutTree
 
-_MAX_DISTINCT = 2 / 3  # of all tokens; above it, smaller products hardly pay for the extra attention calls
+_MAX_DISTINCT = 2 / 3  # of all tokens; above it, smaller products barely make up for the extra attention calls
 
 
 def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
-    """Compute the results of `prefill`, up to rounding; exactly, if few tokens are shared.
+    """Compute the same as `prefill`, up to rounding; exactly the same if few tokens are shared.
 
     The padding of the keys and values is finite, but not zero.
     """
@@ -62,7 +62,7 @@ class _TreeOfPrompts(PromptContext):
             return super().attend(layer, query_THD, key_TKD, value_TKD, window)
         self._stored(layer, key_TKD, value_TKD)
         if self._tree is None:
-            # The tree's own prompt has no tokens, so none of these keys and values is read. Tiles use all threads; the
+            # The tree's prompt is empty, so none of these keys and values are read. Tiles use all threads; the
             # C kernels would use one per key-value head.
             none = PromptCache(self._key, self._value, np.zeros(1, np.int64))
             self._tree = TreeContext(none, np.zeros_like(self._depth), self._depth, "tiled")

@@ -1,4 +1,4 @@
-"""Finds a model by name, and rejects a model that cannot be trained before any weights are read.
+"""Finds a model by name, and before reading any weights, rejects a model that cannot be trained.
 
 A name is a shipped model, a local folder (including a run's checkpoint or its `best` link) or a hub id, optionally with
 a revision: `id@revision`.
@@ -52,9 +52,9 @@ class ModelSource:
     """Where a model is loaded from."""
 
     name: str  # the name from the settings
-    path: str  # an absolute folder without links, or a hub id; valid in any working directory
+    path: str  # an absolute folder with links resolved, or a hub id; valid in any working directory
     local_only: bool  # whether all files are on this machine and none may be downloaded
-    adapter: Path | None = None  # folder of a LoRA adapter for it, or None
+    adapter: Path | None = None  # folder of its LoRA adapter, or None
     revision: str | None = None  # branch, tag or commit on the hub; None for the main branch, and for a folder
 
     @property
@@ -147,10 +147,10 @@ _BUILDING = RLock()
 
 @contextmanager
 def building_model() -> Iterator[None]:
-    """Let transformers make a model, in one thread at a time and without progress bars and tables.
+    """Let transformers make a model, in one thread at a time, without progress bars or tables.
 
     While it does, `PreTrainedModel.tie_weights`, functions of `torch.nn.init` and torch's default dtype are replaced
-    for the whole process. Two threads would restore each other's replacements, and leave them there permanently.
+    for the whole process. Two threads would restore each other's replacements, and leave them in place permanently.
     """
     with _BUILDING:
         verbosity = transformers_logging.get_verbosity()
@@ -214,7 +214,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
 
 @cache
 def _is_offline(name: str, revision: str | None) -> bool:
-    """Return whether the hub does not answer, so that a model must come from previously downloaded files."""
+    """Return whether the hub is unreachable, so the model must come from previously downloaded files."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -278,7 +278,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the modules of a model's text part by name: all modules, unless some process images."""
+    """Return the modules of a model's text part by name: all modules if none process images."""
     modules = dict(model.named_modules())
     if not _has_text_part(model.config):
         return modules

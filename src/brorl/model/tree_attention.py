@@ -5,8 +5,8 @@ its prompt and its prefix. For the prompt `a b` with the responses `c d` and `c 
 
     tokens a b c d e    positions 0 1 2 3 3    d sees a b c d, and e sees a b c e
 
-Attention sinks, dropout and anything else that a context cannot compute are errors. `forward.check_hooks` rejects any
-other model whose output differs.
+Attention sinks, dropout and anything else that a context cannot compute raise an error. `forward.check_hooks` rejects
+any other model whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (E for values, which may differ), S prompt
 length.
@@ -120,7 +120,7 @@ AttentionInterface.register(_NAME, _attend)  # no mask has this name, so transfo
 
 
 def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors on one device in the autocast dtype if autocast is on, and otherwise unchanged."""
+    """Cast tensors on one device to the autocast dtype if autocast is on; otherwise, return them unchanged."""
     device = inputs[0].device.type
     if not torch.is_autocast_enabled(device):
         return inputs
@@ -165,9 +165,9 @@ class ModelPass:
     def row_logits(
         self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
     ) -> RowLogits:
-        """Return the logits of some tokens, shape [R, V], or their inputs if there are many logits.
+        """Return the logits of the tokens in `rows`, shape [R, V], or what they are computed from if there are many.
 
-        `position_T` has the position of each token in its own sequence. `rows` selects the tokens whose logits are
+        `position_T` holds the position of each token in its sequence. `rows` selects the tokens whose logits are
         returned; None for all.
         """
         check_positions(self._model, context)
@@ -224,7 +224,7 @@ class PromptCache(NamedTuple):
         return self.key[0].device
 
     def select(self, prompts: IntArray | slice) -> PromptCache:
-        """Return the cache of some prompts, in the given order."""
+        """Return the cache of the given prompts, in their order."""
         chosen = prompts if isinstance(prompts, slice) else to_device(prompts, self.device)
         return PromptCache([k[chosen] for k in self.key], [v[chosen] for v in self.value], self.length[prompts])
 
@@ -234,7 +234,7 @@ class PromptCache(NamedTuple):
 
 
 class PromptContext(AttentionContext):
-    """Causal attention within each of P packed prompts. It stores their keys and values."""
+    """Causal attention within each of P packed prompts; stores their keys and values."""
 
     has_windows = True
 
@@ -266,7 +266,7 @@ class PromptContext(AttentionContext):
         return flat[self._real_index] if self._ragged else flat
 
     def _stored(self, layer: int, key_TKD: Tensor, value_TKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the prompts, padded, after storing them."""
+        """Store the prompts' padded keys and values, and return them."""
         k, v = self._padded(key_TKD), self._padded(value_TKD)
         assert layer <= len(self._key)
         if layer == len(self._key):  # otherwise a backward pass is recomputing a checkpointed layer
@@ -275,7 +275,7 @@ class PromptContext(AttentionContext):
         return k, v
 
     def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        """Return which keys each query sees, shape [S, S]; None if it sees all keys up to its own."""
+        """Return which keys each query sees, shape [S, S]; None if each sees all keys up to its own."""
         if window is None or window >= self.longest:
             return None
         if window not in self._masks:
@@ -315,7 +315,7 @@ class KVShape(NamedTuple):
 
 
 class _Recorder(AttentionContext):
-    """Records the shapes of keys and values. Its attention output is zeros."""
+    """Records the shapes of keys and values. Its attention outputs are zeros."""
 
     longest = 1
     has_windows = True
@@ -336,8 +336,8 @@ class _Recorder(AttentionContext):
 def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     """Run a causal LM in evaluation mode on one token, and return the shape of each layer's keys and values in order.
 
-    Raise a `HooksError` if a layer has no attention that can be hooked, calls its attention more than once, needs
-    attention that is not computed here, or carries a state.
+    Raise a `HooksError` if a layer has no attention that can be hooked, calls its attention more than once, needs a
+    kind of attention that is not supported here, or carries a state.
     """
     if carries_state(model.config):
         raise HooksError.of(

@@ -1,8 +1,8 @@
 """The tree path: exact, differentiable log-probs of every tree node, computed with tree attention in chunks.
 
-The caller of `chunk_logprobs` back-propagates each chunk before the next, so the learner's memory does not depend on N.
-Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed once. A prompt's
-keys and values accumulate the gradients of all chunks, which then flow through the prompt.
+The caller of `chunk_logprobs` back-propagates each chunk before requesting the next, so the learner's memory does not
+depend on N. Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed
+once. A prompt's keys and values accumulate the gradients of all chunks, which then flow through the prompt.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TreeForward:
         """Return None: this path computes each distinct token once, so no line is needed."""
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the maximum nodes of a chunk if the settings do not set it."""
+        """Return the default maximum number of nodes per chunk."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
     def new_pass(self, model: PreTrainedModel) -> ModelPass:
@@ -94,8 +94,8 @@ def tree_logprobs(
 ) -> list[Tensor]:
     """Return the log-prob (nats) of every node of every tree, shape [M], differentiable if gradients are enabled.
 
-    `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` limits a forward pass
-    and its memory, and does not change the result. The backward pass recomputes chunks.
+    `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` limits the nodes in a
+    forward pass, and so its memory, without changing the result. The backward pass recomputes chunks.
     """
     if not trees:
         return []
@@ -131,7 +131,7 @@ def chunk_logprobs(
         for chunk in chunk_logprobs(model, trees):
             loss(chunk.index, chunk.logprob).backward()
 
-    Together the chunks contain every node once. Parameter gradients are complete when the iterator is exhausted.
+    Together, the chunks contain every node once. Parameter gradients are complete when the iterator is exhausted.
     `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts`, the prompts are
     recomputed for their backward pass: in a sharded model, a backward pass must immediately follow its forward pass.
     """

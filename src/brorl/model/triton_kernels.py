@@ -27,7 +27,7 @@ def rotate(
 ) -> None:
     """Rotate the queries and keys of rows in place, and scale the queries.
 
-    `mixed_RHD` is dense: H queries, K keys and K values, one after the other. `norms` has the weights and epsilons of
+    `mixed_RHD` is dense: H queries, K keys and K values, one after another. `norms` holds the weights and epsilons of
     the norms of queries and keys before the rotation.
     """
     rows, all_heads, dim = mixed_RHD.shape
@@ -41,7 +41,7 @@ def rotate(
 
 
 def gated(gate_and_up_RI: Tensor) -> Tensor:
-    """Return silu(gate) * up, shape [R, I], from both in each row, shape [R, 2 I]."""
+    """Return silu(gate) * up, shape [R, I]. Each input row holds gate, then up: shape [R, 2 I]."""
     rows, width = gate_and_up_RI.shape
     out_RI = torch.empty(rows, width // 2, dtype=gate_and_up_RI.dtype, device=gate_and_up_RI.device)
     _gate[rows, triton.cdiv(width // 2, _GATES)](gate_and_up_RI, out_RI, INNER=width // 2, BLOCK=_GATES)
@@ -100,7 +100,7 @@ def _with_dense_rows(x_RHD: Tensor) -> Tensor:
 
 
 class PromptLevel(NamedTuple):
-    """A layer's keys and values of prompts, and where the slots are among them."""
+    """One layer's keys and values of the prompts, and the mapping between slots and cells."""
 
     key_KPSD: Tensor
     value_KPSD: Tensor
@@ -126,7 +126,7 @@ def attend(
         query_RHD: Scaled queries.
         key_RKD: New keys.
         value_RKD: New values.
-        own_key_RKTD: Keys of the slots, dense like their values.
+        own_key_RKTD: Keys of the slots; dense, like their values.
         own_value_RKTD: Values of the slots.
         prompts: The prompts.
         position: Index of the new tokens in their slots, shape [1].

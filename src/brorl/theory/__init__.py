@@ -1,1 +1,1 @@
-"""The effect of N on the correct mass, as in the paper: Theorem 1, and the simulator of Figure 3."""
+"""How N affects the correct mass, following the paper: Theorem 1, and the simulator behind Figure 3."""

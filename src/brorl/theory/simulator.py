@@ -1,7 +1,7 @@
 """The token-level simulator: one softmax over a vocabulary. Each step draws N tokens and updates the logits.
 
-There is no model and no prompt. A token is a whole response, and the tokens with index < num_correct are correct.
-Invalid settings are rejected, and the simulation stops when the logits are no longer finite. The paper leaves some
+There is no model or prompt. Each token stands for a whole response, and the tokens with index < num_correct are
+correct. Invalid settings are rejected, and the simulation stops if the logits become non-finite. The paper leaves some
 settings open (optimizer constants, duplicates, whether the anchor is correct). Their defaults reproduce its Figure 3;
 docs/explanation/simulator.md has the numbers for the alternatives.
 """
@@ -26,7 +26,7 @@ _DEFAULT_WEIGHT_DECAY = {"adamw": 0.01, "adam": 0.0, "sgd": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationSettings:
-    """Settings of a simulation. The defaults are the paper's; where it leaves one open, they reproduce its Figure 3.
+    """Settings of a simulation. The defaults are the paper's; where it leaves a setting open, they reproduce Figure 3.
 
     Attributes:
         rollouts: Draws per step, N.
@@ -35,13 +35,13 @@ class SimulationSettings:
         steps: Gradient steps, T.
         init: Initial logits: "seeded" (0, correct tokens 3, anchor 5) or "normal" (the same plus normal noise).
         init_spread: Standard deviation of that noise, in nats; > 0 with "normal", 0 with "seeded".
-        anchor: Whether the one token with logit 5 is "wrong", "correct" or absent ("none"). The paper leaves this open;
-            "wrong" gives its initial correct mass of 0.6296.
+        anchor: Whether the single token with logit 5 is "wrong", "correct" or absent ("none"). The paper leaves this
+            open; "wrong" matches its initial correct mass of 0.6296.
         surrogate: The factor on each drawn token's advantage in the loss: its "probability" p, or the "ratio" p /
             p_old, which at p = p_old has the gradient of log p (REINFORCE, and PPO before any clipping).
         duplicates: Whether a token drawn c times enters the loss c times ("counted", the sum over draws) or once
-            ("distinct", the sum over sampled outcomes of Theorem 1). The factor 1/N and the mean over draws stay the
-            same.
+            ("distinct", the sum over sampled outcomes of Theorem 1). The factor 1/N and the mean over draws do not
+            depend on this.
         baseline: "mean" subtracts the mean reward of the N draws from each reward; "none" subtracts nothing.
         reward_correct: Reward of a correct token.
         reward_wrong: Reward of any other token; below reward_correct.
@@ -50,11 +50,11 @@ class SimulationSettings:
         weight_decay: Decay of the logits toward 0, as torch defines it for the optimizer (decoupled for adamw, added
             to the gradient for the others); torch's default (0.01 for adamw, else 0) if None.
         epsilon: Constant in the denominator of adamw and adam. Gradients are as small as 1e-9 here, so it matters.
-        seed: Seed of the draws and of the noise in the initial logits, which is the same for every N.
+        seed: Seed for the draws and for the noise in the initial logits; the noise is the same for every N.
         record_every: Steps between two records; the start and the end are always recorded.
 
     Raises:
-        ValueError: If a setting is out of range or two of them contradict each other.
+        ValueError: If a setting is out of range, or two settings contradict each other.
 
     Source: BroRL (arXiv 2510.01180), section 4.1 and Figure 3.
     """
@@ -110,7 +110,7 @@ class SimulationSettings:
 
     @property
     def decay(self) -> float:
-        """The weight decay, with torch's default instead of None."""
+        """The weight decay, with None replaced by torch's default."""
         return _DEFAULT_WEIGHT_DECAY[self.optimizer] if self.weight_decay is None else self.weight_decay
 
 
@@ -123,18 +123,18 @@ class SimulationResult:
     correct_mass: FloatArray  # total probability of the correct tokens, Q_pos, shape [S]
     # fraction of the correct tokens that are likelier than at step 0, shape [S], 0 to 1
     fraction_improved: FloatArray
-    worst_drop: FloatArray  # largest drop of a correct token's probability since step 0, shape [S]; <= 0
-    # the terms of Theorem 1 for the draws of the first step; None if the rewards are not on both sides of 0
+    worst_drop: FloatArray  # largest drop in a correct token's probability since step 0, shape [S]; <= 0
+    # the terms of Theorem 1 for the first step's draws; None unless reward_correct >= 0 >= reward_wrong
     first_step: MassBalance | None
 
 
 def simulate(settings: SimulationSettings) -> SimulationResult:
-    """Simulate T steps. Each draws N tokens i.i.d. from p = softmax(z), and updates the logits z with the gradient.
+    """Simulate T steps, each drawing N tokens i.i.d. from p = softmax(z) and updating the logits z with the gradient.
 
-    The same settings give bitwise equal results on the same machine.
+    The same settings give bitwise identical results on the same machine.
 
     Raises:
-        DivergedError: If a logit is no longer finite (the learning rate is far too high).
+        DivergedError: If a logit becomes non-finite (the learning rate is far too high).
 
     Source: BroRL (arXiv 2510.01180), section 4.1.
     """
@@ -164,7 +164,7 @@ def simulate(settings: SimulationSettings) -> SimulationResult:
 
 
 def _terms(p_V: FloatArray, token_K: IntArray, settings: SimulationSettings) -> MassBalance:
-    """Return the terms of Theorem 1 for the distinct tokens of a step, even if the simulator takes a different step."""
+    """Return the terms of Theorem 1 for a step's distinct tokens, even if the simulator uses a different update."""
     token_V = np.arange(p_V.size)
     return mass_balance(
         p_V / p_V.sum(), token_V < settings.num_correct, np.isin(token_V, token_K), settings.rollouts,
@@ -209,7 +209,7 @@ def surrogate_gradient(
 
         L = -(1/N) sum_j (R_j - b) f_j,   f_j = p_j ("probability") or p_j / p_old,j ("ratio", at p = p_old)
 
-    The sum runs over the N draws, or with duplicates "distinct" over the K distinct tokens. The baseline b is the mean
+    The sum runs over the N draws, or over the K distinct tokens if duplicates is "distinct". The baseline b is the mean
     reward of the N draws, or 0; it has no gradient.
 
     Source: BroRL (arXiv 2510.01180), section 4.1 and Appendix C.1 (distinct, no baseline).
@@ -231,7 +231,7 @@ def surrogate_gradient(
 
 
 class Optimizer:
-    """torch.optim.AdamW, Adam (with betas 0.9 and 0.999) or SGD (without momentum), on one vector in place."""
+    """torch.optim.AdamW, Adam (with betas 0.9 and 0.999) or SGD (without momentum), applied to one vector in place."""
 
     def __init__(self, settings: SimulationSettings) -> None:
         self._settings = settings
@@ -239,7 +239,7 @@ class Optimizer:
         self._steps = 0
 
     def update(self, logit_V: FloatArray, gradient_V: FloatArray) -> None:
-        """Take a step: update the logits in place. The gradient is overwritten too."""
+        """Take a step: update the logits in place and overwrite the gradient."""
         settings = self._settings
         scratch_V = self._scratch_V
         self._steps += 1
