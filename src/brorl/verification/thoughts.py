@@ -33,7 +33,7 @@ class ThoughtTags:
     closing: str = "</think>"
 
     def opened_by(self, prompt: str) -> bool:
-        """Return whether a prompt ends with the opening tag, as in some chat templates: responses begin in a thought."""
+        """Return whether the prompt opens a thought by ending with the opening tag, as some chat templates do."""
         return prompt.rstrip().endswith(self.opening)
 
     def contained_in(self, response: str) -> bool:

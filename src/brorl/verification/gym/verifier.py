@@ -74,7 +74,7 @@ class GymVerifier:
         return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
 
     def _score(self, groups: Sequence[Sequence[Pair]]) -> dict[Pair, Verdict]:
-        """Score groups of answers in the sandbox. If a group times out, each of its answers is scored again by itself."""
+        """Score groups of answers in the sandbox. If a group times out, its answers are scored again one by one."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
         verdict_on: dict[Pair, Verdict] = {}
         apart: list[list[Pair]] = []

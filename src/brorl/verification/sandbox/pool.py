@@ -200,7 +200,7 @@ class WorkerPool(_Pool):
             TypeError,
             ValueError,
             RecursionError,
-        ):  # the process ended, or its reply is malformed or nested too deeply
+        ):  # the process ended, or its reply is malformed or too deep
             worker.end()
             failure = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
             return Reply(None, failure, reply.seconds)
@@ -230,7 +230,7 @@ class ProgramPool(_Pool):
         self._preloading: dict[tuple[str, ...], ProgramPool] = {}
 
     def close(self) -> None:
-        """Kill all servers, including those of `preloading` pools, and wait until they end. A later `run` starts more."""
+        """Kill all servers, including `preloading` pools', and wait until they end. A later `run` starts new ones."""
         for pool in self._preloading.values():
             pool.close()
         super().close()
