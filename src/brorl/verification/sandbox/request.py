@@ -55,8 +55,8 @@ class Limits:
     memory_bytes: int = 1 << 29
     # Size of the output or of the encoded return value. Anything longer is not read.
     output_bytes: int = 1 << 20
-    # Parts of the encoded return value (see `values.Size`); None for no limit. A value with more is not decoded, because
-    # each part takes this process up to 10 microseconds.
+    # Parts of the encoded return value (see `values.Size`); None for no limit. A value with more is not decoded: each
+    # part takes this process up to 10 microseconds.
     output_parts: int | None = None
 
 
