@@ -65,7 +65,7 @@ class ToolSettings(Section):
     @field_validator("functions")
     @classmethod
     def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
-        """Make the path of a local file absolute, so that a run can be resumed from any folder."""
+        """Make local file paths absolute, so a run can resume from any directory."""
         return {name: function_path(path) for name, path in functions.items()}
 
     @field_validator("environment")
