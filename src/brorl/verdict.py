@@ -46,8 +46,8 @@ class Verdict:
         extracted: The answer found in the response, or None.
         reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure
             that kept the verifier from reaching a verdict; such a response is neither correct nor incorrect.
-        seconds: Wall time, 0 or more: extracting the answer in this process, running the worker or the programs, and
-            comparing. If an earlier verdict was reused, only extracting the answer counts.
+        seconds: Wall time (0 or more) for extracting the answer in this process, running the worker or the programs,
+            and comparing. If an earlier verdict was reused, only extracting the answer counts.
         terms: Values of the additional reward terms, in settings order; None for a term that does not apply. Empty if
             the response was not verified.
 

@@ -1,4 +1,4 @@
-"""A built-in tool that evaluates arithmetic, exactly on integers. Models write the input, so size and time are limited."""
+"""A built-in tool that evaluates arithmetic, exactly for integers. Since models write the input, its size is limited."""
 
 from __future__ import annotations
 

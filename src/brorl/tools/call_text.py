@@ -29,7 +29,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class UnreadableCallError(ValueError):
-    """A call cannot be read. The message explains why, to the model, without mentioning where in the text it is."""
+    """A call cannot be read. The message gives the model the reason, but not the position of the call in the text."""
 
 
 def reader(form: Callable[[str], Iterator[Call]]) -> ReadCalls:

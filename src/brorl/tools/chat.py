@@ -48,7 +48,7 @@ class RefusedTemplateError(UserError):
 class Exchange:
     """The text from a model turn with a call up to the next turn, in three parts."""
 
-    turn: str  # the model's own text
+    turn: str  # the text that the model writes
     end: str  # its end token
     reply: str  # everything up to the first token of the next turn
 

@@ -42,7 +42,7 @@ class ResultTokens:
         return decode_tokens(self._tokenizer, token_ids[:-1] if is_ended else token_ids, special=True)
 
     def broken(self, contents: Sequence[str]) -> tuple[str, list[str]]:
-        """Return a word that does not occur in the contents, and the contents with the word inside every added token."""
+        """Return a word that does not occur in the contents, and the contents with that word in every added token."""
         readable = [content.encode("utf-8", "replace").decode() for content in contents]
         word = next(word for n in count() if not any((word := f"xQ{n}Zk4Wm") in content for content in readable))
         texts = [self._begins_added.sub(lambda match: match[1] + word, content) for content in readable]

@@ -10,7 +10,7 @@ from brorl.section import Section
 from brorl.storage import function_path
 
 FORMATS = ("auto", "hermes", "llama3", "mistral")
-"""The built-in call formats; `auto` is the chat template's own."""
+"""The built-in call formats; `auto` means the chat template's format."""
 
 
 class ToolSettings(Section):

@@ -128,14 +128,14 @@ class Toolbox:
 
 
 def _turn_before(tree: RolloutTree, node: int) -> list[int]:
-    """Return the tokens of the turn before a given node."""
+    """Return the tokens of the turn before a reply, which begins at `node`."""
     path = tree.path(int(tree.parent[node]))
     replies = np.flatnonzero(tree.given[path])  # positions of tokens from replies
     return tree.token[path[replies[-1] + 1 :] if replies.size else path].tolist()  # type: ignore[no-any-return]
 
 
 def _reply_from(tree: RolloutTree, node: int) -> list[int]:
-    """Return the tokens of the reply that begins with a given node, up to its first fork."""
+    """Return the tokens of the reply that begins at `node`, up to its first fork."""
     stop = node + 1
     while stop < tree.num_nodes and tree.given[stop] and tree.parent[stop] == stop - 1:
         stop += 1

@@ -2,7 +2,7 @@
 
 The rollouts are sampled one turn at a time, as trees. Rollouts with equal tokens made equal calls, so each distinct
 turn is parsed once, each distinct call runs once, and the next turn is sampled from each distinct transcript, for all
-rollouts that share it. The result is one tree per prompt, in which tool results are given nodes.
+rollouts that share it. The result is one tree per prompt, in which tool results are nodes marked as given.
 
 The seed of a later turn depends only on its prompt's seed and the tokens of its transcript. Trees therefore do not
 depend on other prompts, and a resumed run samples the same trees. An engine that caches prompts computes a transcript's

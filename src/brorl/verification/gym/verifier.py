@@ -57,8 +57,8 @@ class GymVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses. Verdicts from scorers are cached (timeouts for an hour), but crashes are not.
 
-        The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `wrong answer: ` and a problem such
-        as `the scorer raised ValueError`, `timeout`, `batch timeout`, `out of memory` and `verifier crashed`.
+        The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `timeout`, `batch timeout`, `out of
+        memory`, `verifier crashed`, and `wrong answer: ` followed by a problem such as `the scorer raised ValueError`.
         """
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
 

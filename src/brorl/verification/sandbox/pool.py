@@ -31,7 +31,7 @@ from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings
 
-_MAX_LOADS = 3  # new workers that may end while loading a function before it counts as unloadable
+_MAX_LOADS = 3  # give up on loading a function after this many new workers have ended while loading it
 _AT_ONCE = 32  # items per call: enough to spread the cost of a message, few enough that a slow item delays few others
 _EARLY = 16  # maximum number of workers to start before there is work
 _FILES_PER_WORKER = 6  # the server's socket and lifeline, and the pipes to an answer and to its test code

@@ -22,7 +22,7 @@ REPLY_BYTES = 1 << 12
 
 
 class LostError(Exception):
-    """An infrastructure failure: something other than the program ended or stopped it. The message names the cause."""
+    """An infrastructure failure: something other than the program ended or stopped a process. The message names the cause."""
 
 
 class Fault(StrEnum):
@@ -146,7 +146,7 @@ class RequestClock:
 
 
 def denied_s(pid: int) -> float | None:
-    """Return a count, in seconds, that grows while a thread is ready to run but other processes use its processor.
+    """Return a count, in seconds, that grows while a thread of the process is ready to run but others use its core.
 
     However many threads the process has, the difference between two counts never exceeds the time lost this way: while
     a thread waits for a sibling, the process's processor time grows as much as the waiting time. None if the process

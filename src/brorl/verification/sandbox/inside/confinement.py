@@ -150,7 +150,7 @@ def _descriptor_bytes() -> int:
 
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:
-    """Lower a soft and hard limit. Never raise a hard limit."""
+    """Lower the soft and hard limits of a resource. Never raise a hard limit."""
     maximum = resource.getrlimit(which)[1]
     hard = soft if hard is None else hard
     hard = hard if maximum == resource.RLIM_INFINITY else min(hard, maximum)

@@ -215,7 +215,7 @@ def _die_with_parent(lifeline: int) -> None:
 
 
 def _preload(settings: dict[str, Any]) -> None:
-    """Import modules before any fork, so that programs, which may be unable to import them, need not."""
+    """Import modules before any fork, so programs need not import them, which they may be unable to do."""
     if settings["packages"]:
         sys.path[:] = settings["packages"]
     else:

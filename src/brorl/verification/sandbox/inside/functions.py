@@ -144,7 +144,7 @@ def _load_file(path: Path) -> Any:
 
 
 def _load_pickle(path: Path) -> Callable[..., object]:
-    """Load a function from the run's own directory. Loading executes code, as importing a file does."""
+    """Load a function from the run directory. Loading executes code, as importing a file does."""
     stored = pickle.loads(path.read_bytes())
     if stored["python"] != sys.version_info[:2]:
         raise RuntimeError("the function was stored by Python {}.{}; use that version".format(*stored["python"]))
