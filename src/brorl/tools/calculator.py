@@ -1,4 +1,4 @@
-"""A built-in tool that evaluates arithmetic, exactly for integers. Since models write the input, its size is limited."""
+"""A built-in tool for arithmetic, exact on integers. Models write the input, so its size and time are limited."""
 
 from __future__ import annotations
 

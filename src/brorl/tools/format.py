@@ -141,7 +141,7 @@ def _recognized(wanted: str, chat: Chat) -> tuple[str, ReadCalls, Chat]:
 
 
 def _after(opening: str, read: ReadCalls) -> ReadCalls:
-    """Return a reader for turns after a prompt that ends with `opening`, a thought's opening tag, which may be empty."""
+    """Return a reader for turns after a prompt that ends with `opening`, a thought's opening tag or an empty string."""
     return lambda text: read(opening + text)
 
 

@@ -287,7 +287,7 @@ class ToolRunner:
         return [*(refusal.failure for refusal in refusals if refusal.failure), *map(_kind_of_error, errors)]
 
     def _refuse_broken(self, result_of: Mapping[_Work, ToolResult]) -> None:
-        """End the run if one of the user's tools has always failed: training would teach the model not to call it."""
+        """End the run if one of the user's tools has never succeeded: training would teach the model not to call it."""
         errors: dict[str, str] = {}
         self._worked |= {work.call.name for work, result in result_of.items() if result.failure is None}
         for work, result in result_of.items():

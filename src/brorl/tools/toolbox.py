@@ -95,7 +95,7 @@ class Toolbox:
 
     @cached_property
     def _frame(self) -> tuple[str, str]:
-        """The texts before and after a result."""
+        """The text before a result and the text after it."""
         text = decode_tokens(self.tokenizer, self.format.reply([("tool", _PROBE)]), special=True)
         before, _, after = text.partition(_PROBE)
         return before, after

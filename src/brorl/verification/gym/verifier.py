@@ -1,6 +1,6 @@
 r"""The verifier for Reasoning Gym tasks, which runs each dataset's guard and scorer in the sandbox.
 
-The sandbox is needed because some scorers evaluate answers as code, and an answer can make some run arbitrarily long.
+The sandbox is needed because some scorers evaluate answers as code, and an answer can make others run arbitrarily long.
 """
 
 from __future__ import annotations

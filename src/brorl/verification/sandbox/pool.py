@@ -196,11 +196,7 @@ class WorkerPool(_Pool):
         try:
             text, problem, is_full = reply.value
             value = None if problem else json.loads(text)
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # the process ended, or its reply is malformed or too deep
+        except (TypeError, ValueError, RecursionError):  # the process ended, or its reply is malformed or too deep
             worker.end()
             failure = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
             return Reply(None, failure, reply.seconds)

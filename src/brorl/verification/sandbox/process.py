@@ -287,7 +287,7 @@ class Process:
         if ending.stopped_for is not None:
             return Fault(ending.stopped_for)
         code = os.waitstatus_to_exitcode(ending.status)
-        if self._server.trusted and -code in (signal.SIGKILL, signal.SIGTERM):  # from the kernel, a guard, a person
+        if self._server.trusted and -code in (signal.SIGKILL, signal.SIGTERM):  # by the kernel, a monitor or a user
             raise LostError("a worker was lost")
         if self._server.trusted and code == EXIT_OUT_OF_MEMORY:
             return Fault.OUT_OF_MEMORY

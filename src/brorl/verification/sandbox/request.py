@@ -22,7 +22,7 @@ REPLY_BYTES = 1 << 12
 
 
 class LostError(Exception):
-    """An infrastructure failure: something other than the program ended or stopped a process. The message names the cause."""
+    """An infrastructure failure, named in the message: something other than the program ended or stopped a process."""
 
 
 class Fault(StrEnum):

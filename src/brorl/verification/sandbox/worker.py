@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 ANSWER = "answer"  # the default process name
 _RUN = ""  # the process name of a whole program
-_MAX_WAIT_S = 0.25  # a thread notices Ctrl-C or the end of the run within this time
+_MAX_WAIT_S = 0.25  # within this time, a thread notices Ctrl-C or the end of the run
 OVER_TIME = "the batch time limit was reached (raise verification.batch_timeout_s)"
 _TRIES = 2  # attempts per judge if infrastructure failures interrupt it
 _MAX_LOST = 16  # consecutive infrastructure failures after which all waiting judges are abandoned

@@ -336,7 +336,7 @@ class _Server:
 
     def _reap(self) -> None:
         while self._number_of:
-            can_look = hasattr(os, "waitid")  # look first: once it is reaped, its counts are gone
+            can_look = hasattr(os, "waitid")  # look first: a reaped process has no counts
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
             denied = denied_s(child.si_pid) if child else None
             pid, status, usage = os.wait4(child.si_pid if child else -1, os.WNOHANG)

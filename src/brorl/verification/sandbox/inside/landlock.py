@@ -77,7 +77,7 @@ class Ruleset:
 
 
 def _entries(directory: str) -> Iterator[str]:
-    """Yield the paths to allow: a directory's entries except package directories, or itself if it is one."""
+    """Yield the paths to allow: the directory itself if it contains packages, else its entries except packages."""
     if os.path.basename(directory) in _PACKAGES:
         yield directory
         return

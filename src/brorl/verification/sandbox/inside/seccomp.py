@@ -122,9 +122,7 @@ _READING_RULES: list[tuple[str, tuple[Condition, ...]]] = [
     ("open", (Condition(1, 0, _OPEN_FOR_WRITING),)),
     ("openat", (Condition(2, 0, _OPEN_FOR_WRITING),)),
 ]
-_UNKNOWN = (
-    "clone3"  # fails as unknown, because a filter cannot see its flags in memory; the C library then uses `clone`
-)
+_UNKNOWN = "clone3"  # fails as unknown: its flags are in memory, hidden from a filter; libc then uses `clone`
 
 
 def make_filter(reading: bool, machine: str | None = None) -> bytes:
