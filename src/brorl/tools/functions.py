@@ -89,7 +89,7 @@ class ToolRunner:
     Attributes:
         tools: Tools by the name that responses use to call them.
         schemas: JSON schemas for the chat template, in the order of the settings.
-        environment: `file.py:class` of the environment; None if there is none.
+        environment: The environment, as `file.py:class`; None if there is none.
         has_reward: Whether the environment has get_reward().
         num_run: Number of calls that ran in a process. Calls to unknown tools or with wrong arguments do not run.
     """

@@ -48,7 +48,7 @@ class ToolSettings(Section):
 
     @property
     def untrusted(self) -> tuple[str, ...]:
-        """The settings of tools that run code from responses."""
+        """The settings that enable tools which run code from responses."""
         return ("tools.python",) if self.python else ()
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FENCE = r"(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)(?=(?P<info>[^`~\n]*+)$)"
 _LANGUAGE = re.compile(r"[ \t]*\w.*")  # after a fence that opens a block: ```python
-_LOOK_BACK = 200  # how many characters before a tag a code span around it can begin
+_LOOK_BACK = 200  # how far before a tag, in characters, a code span around it can begin
 _SPAN = r"(?P<ticks>(?<!`)`++)[^`\n]++(?P=ticks)(?!`)"
 
 

@@ -128,7 +128,7 @@ class Worker:
     def _poll(self, deadline: float, process: Process | None = None) -> None:
         """Wait briefly for something to arrive, at most until the deadline.
 
-        Python handles a signal that arrives just before the wait only afterward, so short waits keep Ctrl-C working.
+        A signal that arrives just before the wait is handled only after it, so short waits keep Ctrl-C working.
         """
         poller = select.poll()
         for descriptor in (self.server.control.fileno(), *(process.readable if process else ())):
