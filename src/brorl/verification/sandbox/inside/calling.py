@@ -61,7 +61,7 @@ def takes(function: Function) -> list[str]:
 
 
 def called(function: Function, given: Mapping[str, Any]) -> Any:
-    """Call a function on one response. Return its value or, if it returns a list as in a trainer, the only reward."""
+    """Call a function on one response. Return its value or, from a trainer-style list, the only reward."""
     trainer = _trainer(function)
     if trainer == "TRL":
         return _only(result(function(**_trl_arguments(function, given))))

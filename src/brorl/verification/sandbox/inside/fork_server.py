@@ -1,6 +1,6 @@
 """The fork server: a small process that loads the standard library and forks to start a worker's processes.
 
-Over a socket, the parent sends the descriptors for a new process, or the number of a process to kill. The server reports
+Over a socket, the parent sends the descriptors for a new process or the number of a process to kill. The server reports
 when a process has ended. The server is started by exec, never as a fork of a process that may hold a GPU. It inherits
 no other descriptors from its parent, and it inherits the parent's environment only if it is trusted.
 """
