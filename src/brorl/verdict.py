@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import isfinite
 
-# The metrics count verdicts by these exact texts.
+# The metrics count verdicts by these exact strings.
 CORRECT = "correct"
 WRONG = "wrong answer"
 NO_ANSWER = "no answer"
@@ -41,13 +41,13 @@ class Verdict:
     """The result of verifying one response.
 
     Args:
-        correct: The raw outcome. Dynamic sampling and pass@k use it.
-        score: A finite number; the reward uses it. Without partial credit it is 1.0 or 0.0.
+        correct: The raw outcome, used by dynamic sampling and pass@k.
+        score: A finite number, used for the reward. Without partial credit, it is 1.0 or 0.0.
         extracted: The answer found in the response, or None.
         reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure
             that kept the verifier from reaching a verdict; such a response is neither correct nor incorrect.
-        seconds: Wall time, 0 or more: extracting the answer in this process, running the worker or the programs, and
-            comparing. If an earlier verdict was reused, only extracting the answer counts.
+        seconds: Wall time (0 or more) for extracting the answer in this process, running the worker or the programs,
+            and comparing. If an earlier verdict was reused, only extracting the answer counts.
         terms: Values of the additional reward terms, in settings order; None for a term that does not apply. Empty if
             the response was not verified.
 
@@ -80,7 +80,7 @@ class Verdict:
 
     @property
     def unverified(self) -> bool:
-        """Whether an infrastructure failure prevented a verdict: the response must not be scored."""
+        """Whether an infrastructure failure prevented a verdict. If so, the response must not be scored."""
         return is_unverified(self.reason)
 
 

@@ -20,7 +20,7 @@ _WORDS = {
 
 
 def argument_problem(arguments: str, parameters: Mapping[str, Any]) -> str:
-    """Return what is wrong with arguments that a model wrote as JSON, as one line; empty if nothing is.
+    """Return, in one line, what is wrong with a model's JSON arguments; empty if nothing is.
 
     Checks names, JSON types and the values of enumerations, but not the contents of lists and objects.
     """

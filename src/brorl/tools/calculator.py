@@ -1,4 +1,4 @@
-"""A built-in tool that evaluates arithmetic, exactly on integers. Models write the input: size and time are limited."""
+"""A built-in tool for arithmetic, exact on integers. Models write the input, so its size and time are limited."""
 
 from __future__ import annotations
 

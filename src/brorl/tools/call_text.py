@@ -2,7 +2,7 @@
 
 In: the text of a turn, with special tokens but without the end token. Out: its calls, in order; `()` if there are none.
 Parsing stops at the first unreadable call, which then has a `problem`. Calls inside a thought are ignored; calls inside
-a code block are not. Time is linear in the length of the text, and no text raises an error.
+a code block are not. Time is linear in the length of the text, and no input raises an error.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class UnreadableCallError(ValueError):
-    """A call cannot be read. The message tells the model why, without mentioning the call's position in the text."""
+    """A call cannot be read. The message gives the model the reason, but not the position of the call in the text."""
 
 
 def reader(form: Callable[[str], Iterator[Call]]) -> ReadCalls:
-    """Return a function that reads all calls in a text. An `UnreadableCallError` becomes the last call."""
+    """Return a function that reads all calls in a turn's text. An `UnreadableCallError` becomes the last call."""
 
     def read(text: str) -> tuple[Call, ...]:
         calls: list[Call] = []
@@ -94,7 +94,7 @@ def _named_problems() -> Iterator[None]:
 
 
 def _decoded(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start`, and its end."""
+    """Return the JSON value that begins at `start`, and the index where it ends."""
     with _named_problems():
         return _JSON.raw_decode(text, start)
 
@@ -129,10 +129,10 @@ def hermes_calls(text: str) -> Iterator[Call]:
 
 @reader
 def llama3_calls(text: str) -> Iterator[Call]:
-    """Read `{"name": ..., "parameters": ...}`, the format of Llama 3: the whole turn, or all after `<|python_tag|>`.
+    """Read `{"name": ..., "parameters": ...}`, the format of Llama 3, in the whole turn or after `<|python_tag|>`.
 
-    Several objects, with or without semicolons between them, are several calls. Without the tag, text that begins with
-    any other object is an answer.
+    Multiple objects, with or without semicolons between them, are multiple calls. Without the tag, text that begins
+    with any other object is an answer.
     """
     at = _after_marker("<|python_tag|>", text)
     surely = at is not None
@@ -160,7 +160,7 @@ def _names_call(value: str | dict[str, Any]) -> bool:
 
 
 def _first_thought_end(text: str) -> int:
-    """Return where the thought at the beginning of a text ends; 0 without a thought, or if it does not end."""
+    """Return where the thought at the beginning of a turn ends; 0 if there is no thought or it does not end."""
     closing = text.find(THINK.closing) if text.lstrip().startswith(THINK.opening) else -1
     return 0 if closing < 0 else closing + len(THINK.closing)
 

@@ -14,17 +14,17 @@ class Failure(StrEnum):
     WRONG_ARGUMENTS = "wrong arguments"
     RAISED = "raised"
     TIMEOUT = "timeout"
-    CRASHED = "crashed"  # the process ended, or ran out of memory
-    NOT_TEXT = "not text"  # the result is neither text, a number nor JSON
+    CRASHED = "crashed"  # the process ended or ran out of memory
+    NOT_TEXT = "not text"  # the result is not text, a number or JSON
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the model wrote it. Equal calls are the same call."""
+    """A call as the model wrote it. Calls that compare equal count as one."""
 
     name: str  # name of the tool; empty if the call cannot be read
     arguments: str  # a JSON object with sorted keys, without spaces
-    problem: str = ""  # tells the model why the call cannot be read; empty for a readable call
+    problem: str = ""  # why the call cannot be read, as shown to the model; empty for a readable call
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,6 @@ class Turn:
     """A turn that ends with calls, in one distinct transcript."""
 
     calls: tuple[Call, ...]  # at least one
-    count: int = 1  # rollouts of the transcript
+    count: int = 1  # number of rollouts with this transcript
     history: tuple[Call, ...] = ()  # all calls of earlier turns, for environments
     row: str = ""  # the prompt's row as JSON, for environments

@@ -48,7 +48,7 @@ class RefusedTemplateError(UserError):
 class Exchange:
     """The text from a model turn with a call up to the next turn, in three parts."""
 
-    turn: str  # the model's own text
+    turn: str  # the text that the model writes
     end: str  # its end token
     reply: str  # everything up to the first token of the next turn
 
@@ -61,8 +61,8 @@ class Chat:
     tokenizer: PreTrainedTokenizerBase
     style: PromptFormat
     ends: tuple[str, ...]  # text of the tokens that end a turn
-    shown: ShownTools  # if it has a text, calls and results are messages in the Hermes format
-    # How several results follow a turn: after one call each, after a single call, or joined after a single call.
+    shown: ShownTools  # if it contains text, calls and results are messages in the Hermes format
+    # How multiple results follow a turn: after one call each, after a single call, or joined after a single call.
     several: Literal["calls", "results", "joined"] = "calls"
 
     def with_hermes(self) -> Chat:
@@ -93,9 +93,9 @@ class Chat:
             return False
 
     def exchange(self, results: Results, arguments: Mapping[str, Any] | None = None) -> Exchange:
-        """Return the text of a turn that calls the first tool, or each tool, and of the results.
+        """Return the text of a turn that calls the first tool, or every tool, and the text of the results.
 
-        Every call has the same `arguments`, or by default the `example_arguments`, which must appear in the text.
+        All calls have the same `arguments`, by default the `example_arguments`, which must appear in the text.
         """
         text = self._text([*self._question, *self._messages(results, arguments)])
         # A template that begins answers with an empty thought may omit it in turns with calls.
@@ -107,7 +107,7 @@ class Chat:
         if start < 0:
             raise self.refused("drops the calls of a turn")
         after = text[start:]
-        # the first end token in the text, and the longest of those that begin there
+        # the first end token in the text; if several begin there, the longest
         ends = [(after.find(end), -len(end), end) for end in self.ends if end in after]
         if not ends or any(mark in after[: min(ends)[0]] for mark in _RESULTS):
             raise self._without_end(after)
@@ -127,7 +127,7 @@ class Chat:
         )
 
     def tried(self) -> Chat:
-        """Return the chat with a working way to show several results. Reject a template that does not show them."""
+        """Return the chat with a working way to show multiple results. Reject a template that does not show them."""
         names = self.shown.names or ("tool",)
         if not self.shows_tools():
             raise self.refused("does not show the tools")
@@ -142,7 +142,7 @@ class Chat:
         raise self.refused("cannot show two results after a turn")
 
     def refused(self, problem: str) -> RefusedTemplateError:
-        """Return the error for a template with a problem."""
+        """Return the error for a problem with the template."""
         other = "choose a model with a different template" if self.shown.text else "set tools.format: hermes"
         return RefusedTemplateError(
             f"the tokenizer's chat template {problem}; {other}, or set tools.format to your own file with parse and "

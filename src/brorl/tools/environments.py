@@ -1,4 +1,4 @@
-"""The verifier of the domain `environment`: the calls in a response go in, the environment's reward comes out.
+"""The verifier for the domain `environment`: the calls in a response go in, the environment's reward comes out.
 
 The reference answer is the question's row as JSON. The verified text is the result of `calls_text`.
 """
@@ -22,13 +22,13 @@ def calls_text(calls: Sequence[Call]) -> str:
 
 
 class EnvironmentVerifier:
-    """Replays the calls in a response on a new object and returns its reward, from 0 to 1; 1 is correct."""
+    """Replays the calls in a response on a new environment and returns its reward, from 0 to 1; 1 is correct."""
 
     def __init__(self, tools: ToolRunner) -> None:
         self._tools = tools
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify the calls in responses. A text without a list of calls has `no answer`.
+        """Verify the calls in responses. Anything but a list of calls gets the reason `no answer`.
 
         The other reasons are those of user functions (`FunctionVerifier.verify_all`).
         """
@@ -48,7 +48,7 @@ class EnvironmentVerifier:
 
 
 def _read_calls(text: str) -> list[Call] | None:
-    """Return the calls in a text; None for any other text."""
+    """Parse a string from `calls_text`; None for any other string."""
     try:
         return [Call(str(name), str(arguments)) for name, arguments in json.loads(text)]
     except (ValueError, TypeError, RecursionError):

@@ -23,7 +23,7 @@ class FileFunctions:
 
     @classmethod
     def of(cls, file: str) -> FileFunctions:
-        """Find the functions that the file defines under names without a leading underscore.
+        """Find the functions in the file whose names have no leading underscore.
 
         Raises:
             UserError: If the file cannot be loaded, or if none of its functions can be a tool.

@@ -1,4 +1,4 @@
-"""How a model writes calls and reads results: in its chat template's format, in Hermes, or in the user's own.
+"""How a model writes calls and reads results: in its chat template's format, the Hermes format, or the user's own.
 
 In: a tokenizer, settings, and tool schemas. Out: a `ToolFormat`. It never retokenizes text that the model wrote: result
 tokens are appended to the model's own.
@@ -61,7 +61,7 @@ class ToolFormat:
             stop_token_ids: The tokens that end a response.
 
         Raises:
-            UserError: If the format does not work with the tokenizer; names the fix.
+            UserError: If the format does not work with the tokenizer. The message names the fix.
         """
         tokens = ResultTokens(tokenizer, stop_token_ids)
         template = chat_template(style, tokenizer)
@@ -99,7 +99,7 @@ class ToolFormat:
         return exchange.turn + exchange.end
 
     def parse(self, text: str) -> tuple[Call, ...]:
-        """Return the calls in a turn, `()` if there are none. The last has a `problem` if it cannot be read."""
+        """Return the calls in a turn; `()` if there are none. The last one has a `problem` if it cannot be read."""
         return self._read(text)
 
     def reply(self, results: Results) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ class ToolFormat:
 
 
 def check_turn_ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
-    """Reject texts in `sampling.stop` that are not special tokens: turns with calls end only with end tokens."""
+    """Reject strings in `sampling.stop` that are not special tokens: turns with calls end only with end tokens."""
     for text in StopStrings(tokenizer, stop).texts:
         raise UserError(
             f"sampling.stop contains {text!r}, but with tools a turn ends with the chat template's end token; remove "
@@ -124,7 +124,7 @@ def check_turn_ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> 
 
 
 def _recognized(wanted: str, chat: Chat) -> tuple[str, ReadCalls, Chat]:
-    """Return the format that reads the calls that a template writes, and the tested chat."""
+    """Return the format that can read the template's calls, and the tested chat."""
     chat = chat.tried()
     name = next(iter(chat.shown.names), "tool")
     exchange = chat.exchange([(name, "1")])
@@ -132,7 +132,7 @@ def _recognized(wanted: str, chat: Chat) -> tuple[str, ReadCalls, Chat]:
     opening = THINK.opening if THINK.opened_by(chat.prompt) else ""
     for form, read in ({RESPONSE_TEMPLATE: _response_reader(chat, exchange.end)} | {**FORMS}).items():
         after = read if form == RESPONSE_TEMPLATE else _after(opening, read)
-        # the template may omit the thought that it opened from the turn that it shows
+        # when showing the turn, the template may omit the thought that it opened
         reads_call = expected in (read(exchange.turn), after(exchange.turn)) and not read("The answer is 4.")
         if wanted in ("auto", form) and reads_call:
             return form, after, chat
@@ -141,12 +141,12 @@ def _recognized(wanted: str, chat: Chat) -> tuple[str, ReadCalls, Chat]:
 
 
 def _after(opening: str, read: ReadCalls) -> ReadCalls:
-    """Return a reader for turns that begin inside a thought that the prompt opens with `opening`, possibly empty."""
+    """Return a reader for turns after a prompt that ends with `opening`, a thought's opening tag or an empty string."""
     return lambda text: read(opening + text)
 
 
 def _response_reader(chat: Chat, end: str) -> ReadCalls:
-    """Return a reader that applies the tokenizer's response template. Without one, it does not find any calls."""
+    """Return a reader that applies the tokenizer's response template. Without one, it finds no calls."""
     tokenizer = chat.tokenizer
     has_template = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
     known: dict[str, Any] = {"prefix": chat.prompt, "tools": list(chat.shown.schemas)}
@@ -168,7 +168,7 @@ def _response_reader(chat: Chat, end: str) -> ReadCalls:
 
 
 def _own_form(file: str) -> tuple[ReadCalls, Callable[[Results], str]]:
-    """Return the user file's functions parse and render, which run in this process."""
+    """Return the parse and render functions from the user's file, which run in this process."""
     try:
         parse, render = load(f"{file}:parse"), load(f"{file}:render")
     except Exception as error:  # the file is a program and can raise anything

@@ -44,7 +44,7 @@ _PYTHON_SCHEMA = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SCHEMA_S = 60.0
 _CHARACTERS_PER_TOKEN = 64  # most tokens are far shorter
-_MAX_PROGRAM_BYTES = 1 << 20  # of program output
+_MAX_PROGRAM_BYTES = 1 << 20  # maximum program output
 _ERROR = re.compile(r"error: [^\n]*")
 _COMPARED = 24  # characters of an error to compare; a format may escape or truncate the rest
 _BEGINNINGS = {
@@ -69,7 +69,7 @@ class Tool(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that responses call it by."""
+        """The name that responses use to call it."""
         return str(self.schema["function"]["name"])
 
 
@@ -87,11 +87,11 @@ class ToolRunner:
     """The tools of a run: loads them, shows their schemas, and runs calls in worker processes.
 
     Attributes:
-        tools: Tools by the name that responses call them by.
+        tools: Tools by the name that responses use to call them.
         schemas: JSON schemas for the chat template, in the order of the settings.
-        environment: `file.py:class` of the environment; None if there is none.
+        environment: The environment, as `file.py:class`; None if there is none.
         has_reward: Whether the environment has get_reward().
-        num_run: Number of calls run in a process. Calls to unknown tools and with wrong arguments do not run.
+        num_run: Number of calls that ran in a process. Calls to unknown tools or with wrong arguments do not run.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ToolRunner:
         return cls({tool.name: tool for tool in tools}, settings, workers, has_reward)
 
     def observations(self, rows: Sequence[str]) -> list[str]:
-        """Return the text that the environment's reset returns for each row, a JSON object; empty if there is none.
+        """Return the text that the environment's reset returns for each row (a JSON object); empty if there is none.
 
         Raises a UserError if reset fails.
         """
@@ -150,7 +150,7 @@ class ToolRunner:
         return [text_of[row] for row in rows]
 
     def rewards(self, played: Sequence[tuple[str, Sequence[Call]]]) -> list[Reply]:
-        """Return the result of get_reward after a reset with a row and any calls, or the failure."""
+        """For each row and its calls, return the result of get_reward after a reset and the calls, or the failure."""
         assert self.environment is not None  # `EnvironmentVerifier` has checked it
         calls = []
         for row, made in played:
@@ -182,9 +182,9 @@ class ToolRunner:
         return outcomes
 
     def _plan(self, turn_index: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
-        """Return the work of a turn: shared by all its rollouts, unless a tool is nondeterministic."""
+        """Return the work for a turn, which all its rollouts share unless a tool is nondeterministic."""
         works: list[_Work] = []
-        varied: list[int] = []  # calls of nondeterministic tools
+        varied: list[int] = []  # indices of calls to nondeterministic tools
         for index, call in enumerate(turn.calls):
             tool = self.tools.get(call.name)
             if tool is not None and tool.is_method:
@@ -287,7 +287,7 @@ class ToolRunner:
         return [*(refusal.failure for refusal in refusals if refusal.failure), *map(_kind_of_error, errors)]
 
     def _refuse_broken(self, result_of: Mapping[_Work, ToolResult]) -> None:
-        """End the run if one of the user's tools has always failed: training would teach the model not to call it."""
+        """End the run if one of the user's tools has never succeeded: training would teach the model not to call it."""
         errors: dict[str, str] = {}
         self._worked |= {work.call.name for work, result in result_of.items() if result.failure is None}
         for work, result in result_of.items():
@@ -320,7 +320,7 @@ def _own_tool(name: str, path: str, workers: Workers) -> Tool:
 
 
 def _own(setting: str, path: str, describe: str, form: str, workers: Workers) -> dict[str, Any]:
-    """Load what a setting names, and return its description by `brorl.tools.schema`. A UserError names the fix."""
+    """Load what a setting names, and return its description from `brorl.tools.schema`. A UserError names the fix."""
     try:
         described = _described(path, describe, workers)
     except LoadError as error:

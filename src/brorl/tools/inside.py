@@ -1,7 +1,7 @@
 """Calls tools in a worker, where the user's code runs. The pool limits its time and memory.
 
 An environment's state is a function of its row and the calls so far, so any worker can make any call: it continues from
-a copy of an object that it kept, or replays all calls.
+a copy of an object it has kept, or it replays all calls.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def outcome(function: Callable[..., object], arguments: dict[str, Any], max_char
 
 
 def readable(text: str, max_characters: int) -> str:
-    """Return the first characters of a text, without lone surrogates, which tokenizers cannot read."""
+    """Truncate text, and replace lone surrogates, which tokenizers cannot read."""
     return text[:max_characters].encode("utf-8", "replace").decode()
 
 
 def seed(text: str | None) -> None:
-    """Seed Python's and NumPy's random numbers, since earlier calls in this process drew some; None for a new seed."""
+    """Seed the generators of Python and NumPy, which earlier calls may have used; None seeds them from the system."""
     random.seed(text)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(None if text is None else crc32(text.encode("utf-8", "replace")))
 
 
 def observe(factory: Callable[[], Any], row: str) -> str:
-    """Return the text that an environment's reset returns for a row, a JSON object; empty if it returns None."""
+    """Return the text that an environment's reset returns for a row (a JSON object); empty if it returns None."""
     columns = json.loads(row)
     if not isinstance(columns, dict):
         raise TypeError("the reference answer is not a row")
@@ -98,7 +98,7 @@ def reward(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> objec
 
 
 def _played(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> Any:
-    """Return an object after a reset and steps. The caller may modify it."""
+    """Return an environment after a reset and steps. The caller may modify it."""
     for num_kept in range(len(steps), -1, -1):
         key = _key(factory, row, steps[:num_kept])
         if key in _kept and (game := _copy(_kept[key])) is not None:
@@ -118,7 +118,7 @@ def _played(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> Any:
 
 
 def _keep(factory: Callable[[], Any], row: str, steps: Sequence[Step], game: object) -> None:
-    """Keep a copy of an object. If there are too many, drop the least recently used one."""
+    """Keep a copy of an environment. If there are too many copies, drop the least recently used one."""
     key = _key(factory, row, steps)
     if key not in _kept and (copied := _copy(game)) is not None:
         _kept[key] = copied

@@ -27,12 +27,12 @@ class ResultTokens:
         ends = {decode_tokens(tokenizer, [token], special=True): token for token in stop_token_ids}
         self.ends = {text: token for text, token in ends.items() if text}
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
-        # Pure white-space tokens, as in Gemma's vocabulary, cannot forge anything and are ordinary tokens of a text.
+        # Pure white-space tokens, as in Gemma's vocabulary, cannot forge anything and occur in ordinary text.
         self.added = {i: text for i, text in added.items() if len(text) > 1 and text.replace("▁", "").strip()}
 
     @cached_property
     def _begins_added(self) -> re.Pattern[str]:
-        """Pattern for the first character of every added token in a text, even if they overlap."""
+        """A pattern that matches the first character of every added token, even if added tokens overlap."""
         texts = "|".join(map(re.escape, self.added.values()))
         return re.compile(rf"(?s:(?={texts})(.))" if texts else "(?!)")
 
@@ -42,7 +42,7 @@ class ResultTokens:
         return decode_tokens(self._tokenizer, token_ids[:-1] if is_ended else token_ids, special=True)
 
     def broken(self, contents: Sequence[str]) -> tuple[str, list[str]]:
-        """Return a word that does not occur in the contents, and the contents with it inside every added token."""
+        """Return a word that does not occur in the contents, and the contents with that word in every added token."""
         readable = [content.encode("utf-8", "replace").decode() for content in contents]
         word = next(word for n in count() if not any((word := f"xQ{n}Zk4Wm") in content for content in readable))
         texts = [self._begins_added.sub(lambda match: match[1] + word, content) for content in readable]
@@ -53,7 +53,7 @@ class ResultTokens:
         return word, texts
 
     def tokens(self, end: str, pieces: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of a text in pieces, without tokens that span pieces. `end` is the preceding end token."""
+        """Tokenize the pieces of a text so that no token spans two pieces. `end` is the preceding end token."""
         token_ids: list[int] = []
         for piece in pieces:
             after_end = self._ids(end + piece)

@@ -10,7 +10,7 @@ from brorl.section import Section
 from brorl.storage import function_path
 
 FORMATS = ("auto", "hermes", "llama3", "mistral")
-"""The built-in call formats; `auto` is the chat template's own."""
+"""The built-in call formats; `auto` means the chat template's format."""
 
 
 class ToolSettings(Section):
@@ -48,7 +48,7 @@ class ToolSettings(Section):
 
     @property
     def untrusted(self) -> tuple[str, ...]:
-        """The settings of tools that run code from responses."""
+        """The settings that enable tools which run code from responses."""
         return ("tools.python",) if self.python else ()
 
     @property
@@ -65,7 +65,7 @@ class ToolSettings(Section):
     @field_validator("functions")
     @classmethod
     def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
-        """Make the path of a local file absolute, so that a run can be resumed from any folder."""
+        """Make local file paths absolute, so a run can resume from any directory."""
         return {name: function_path(path) for name, path in functions.items()}
 
     @field_validator("environment")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def load_tools_and_verifiers(
     config: TrainConfig, domains: Iterable[str], workers: Workers
 ) -> tuple[ToolRunner | None, dict[str, Verifier]]:
-    """Load a recipe's tools, if any, and the verifiers of some domains, which run in the same workers."""
+    """Load a recipe's tools, if any, and the verifiers for the given domains. Both run in the same workers."""
     tools = load_tools(config, workers)
     environment = environment_verifier(tools)
     return tools, make_verifiers(domains, config.verification, config.rewards, workers, environment)
@@ -44,7 +44,7 @@ def load_tools(config: TrainConfig, workers: Workers) -> ToolRunner | None:
 def make_toolbox(
     config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner | None
 ) -> Toolbox | None:
-    """Choose the call format for a model, which is a name or a folder; None without tools. See `Toolbox.for_run`."""
+    """Choose the call format for a model, given by name or folder; None without tools. See `Toolbox.for_run`."""
     if tools is None:
         return None
     from brorl.tools.toolbox import Toolbox

@@ -36,7 +36,7 @@ class Toolbox:
 
     @classmethod
     def for_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner) -> Toolbox:
-        """Choose the call format for a model, which is a name or a folder.
+        """Choose the call format for a model, given by name or folder.
 
         Raises:
             UserError: If the model's chat template does not show tools.
@@ -60,11 +60,11 @@ class Toolbox:
         ]
 
     def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
-        """Return the calls in a turn; none if it is an answer."""
+        """Return the calls in a turn; none if the turn is an answer."""
         return self.format.parse(self.format.turn_text(token_ids))
 
     def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
-        """Run the calls in turns, each distinct call once. Return the reply tokens, see `CallReader`."""
+        """Run the calls in these turns, each distinct call once, and return the reply tokens (see `CallReader`)."""
         reply_of: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
         replies = []
         for turn, outcomes in zip(turns, self.tools.run(turns), strict=True):
@@ -79,7 +79,7 @@ class Toolbox:
         return replies
 
     def _cut(self, text: str) -> str:
-        """Truncate a text to the maximum length of a result."""
+        """Truncate text to the maximum length of a result."""
         limit = self.settings.max_result_tokens
         if len(text.encode()) <= limit:  # a token has at least one byte
             return text
@@ -95,7 +95,7 @@ class Toolbox:
 
     @cached_property
     def _frame(self) -> tuple[str, str]:
-        """The texts before and after a result."""
+        """The text before a result and the text after it."""
         text = decode_tokens(self.tokenizer, self.format.reply([("tool", _PROBE)]), special=True)
         before, _, after = text.partition(_PROBE)
         return before, after
@@ -128,14 +128,14 @@ class Toolbox:
 
 
 def _turn_before(tree: RolloutTree, node: int) -> list[int]:
-    """Return the turn before a given node."""
+    """Return the tokens of the turn before a reply, which begins at `node`."""
     path = tree.path(int(tree.parent[node]))
-    replies = np.flatnonzero(tree.given[path])  # positions that replies wrote
+    replies = np.flatnonzero(tree.given[path])  # positions of tokens from replies
     return tree.token[path[replies[-1] + 1 :] if replies.size else path].tolist()  # type: ignore[no-any-return]
 
 
 def _reply_from(tree: RolloutTree, node: int) -> list[int]:
-    """Return the tokens of the reply that begins with a given node, up to its first fork."""
+    """Return the tokens of the reply that begins at `node`, up to its first fork."""
     stop = node + 1
     while stop < tree.num_nodes and tree.given[stop] and tree.parent[stop] == stop - 1:
         stop += 1

@@ -1,12 +1,12 @@
-"""Multi-turn rollouts: an engine around another engine, which continues responses that call tools.
+"""Multi-turn rollouts: an engine that wraps another engine and continues responses that call tools.
 
-One turn of all rollouts is sampled as trees. Rollouts with equal tokens made equal calls, so each distinct turn is
-parsed once, each distinct call runs once, and the next turn is sampled from each distinct transcript with its number of
-rollouts. The result is one tree per prompt, in which tool results are given nodes.
+The rollouts are sampled one turn at a time, as trees. Rollouts with equal tokens made equal calls, so each distinct
+turn is parsed once, each distinct call runs once, and the next turn is sampled from each distinct transcript, for all
+rollouts that share it. The result is one tree per prompt, in which tool results are nodes marked as given.
 
-The seed of a later turn depends only on its prompt's seed and the tokens of its transcript. So trees do not depend on
-other prompts, and a resumed run samples the same ones. An engine that caches prompts computes a transcript's earlier
-turns once.
+The seed of a later turn depends only on its prompt's seed and the tokens of its transcript. Trees therefore do not
+depend on other prompts, and a resumed run samples the same trees. An engine that caches prompts computes a transcript's
+earlier turns only once.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from brorl.tools.calls import Call, Turn
 from brorl.tools.settings import ToolSettings
 from brorl.tree import RolloutTree
 
-_SEED_BYTES = 12  # seeds of prompts are below 2**96
+_SEED_BYTES = 12  # prompt seeds are below 2**96
 
 
 class CallReader(Protocol):
     """Parses the calls in turns, and answers them."""
 
     def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
-        """Return the calls in a turn; none if it is an answer."""
+        """Return the calls in a turn; none if the turn is an answer."""
         ...
 
     def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
-        """Return the replies to each turn: token ids up to the model's next turn, and their number of rollouts.
+        """Return the replies to each turn: token ids up to the model's next turn, and how many rollouts get them.
 
-        With deterministic tools there is one reply per turn. The numbers add up to the turn's count.
+        With deterministic tools, there is one reply per turn. The numbers add up to the turn's count.
         """
         ...
 
@@ -52,7 +52,7 @@ class _Transcript:
     count: int  # number of rollouts
     token: IntArray  # token ids after the prompt, shape [T]
     logprob: FloatArray  # log-probs (nats), 0 for given tokens, shape [T]
-    given: BoolArray  # whether a reply wrote each token, shape [T]
+    given: BoolArray  # whether each token is from a reply, shape [T]
     finished: bool = True  # False if it was cut off at a limit
     calls: tuple[Call, ...] = ()  # calls of its last turn
     history: tuple[Call, ...] = ()  # calls of its earlier turns
@@ -63,7 +63,7 @@ class _Transcript:
         return cls(prompt, count, np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_))
 
     def followed_by(self, tree: RolloutTree, reader: CallReader) -> list[_Transcript]:
-        """Append each distinct response of a tree, and parse the calls of those that finished."""
+        """Return one longer transcript per distinct response in a tree, with parsed calls if the response finished."""
         edges = np.cumsum(tree.total_length)[:-1]
         paths = np.split(tree.response_nodes(), edges)
         return [
@@ -81,7 +81,7 @@ class _Transcript:
         ]
 
     def with_reply(self, token_ids: Sequence[int], count: int) -> _Transcript:
-        """Append a reply to the last turn, for some of the rollouts."""
+        """Append a reply to the last turn, for `count` of the rollouts."""
         return replace(
             self,
             count=count,
@@ -126,7 +126,7 @@ class TurnEngine:
         self._engine.close()
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
-        """Sample N rollouts of each prompt, with one or several turns; see `Sampler.sample`.
+        """Sample N rollouts of each prompt, with one or more turns; see `Sampler.sample`.
 
         `max_new_tokens` limits each turn.
         """
@@ -148,7 +148,7 @@ class TurnEngine:
         return _trees(task.prompts, ended)
 
     def _sampled(self, live: Sequence[_Transcript], task: SampleTask) -> list[_Transcript]:
-        """Sample one turn of each transcript, and parse its calls."""
+        """Sample the next turn of each transcript, and parse its calls."""
         seed_P = task.seed_P
         turns = SampleTask(
             [[*task.prompts[transcript.prompt], *transcript.token.tolist()] for transcript in live],

@@ -2,8 +2,8 @@
 
 A response passes through these modules:
 
-1. `grade` takes trees and prompts, and passes on each distinct text once.
-2. `domains.table` strips thoughts, and computes the additional reward terms.
+1. `grade` takes trees and prompts, and passes on each distinct response text once.
+2. `domains.table` strips thoughts and computes the additional reward terms.
 3. `domains.math`, `code`, ... extract the answer from the text. A `VerdictCache` returns earlier verdicts, and the
    verifier decides easy answers itself.
 4. `sandbox.pool` sends all other answers to workers. `WorkerPool` calls trusted functions (`domains.formula`, or a

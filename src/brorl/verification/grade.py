@@ -1,9 +1,9 @@
 """Grading: rollout trees or stored responses in, one verdict per distinct response out.
 
-A text is verified once per prompt, however many rollouts, token sequences and trees contain it. Each domain's verifier
-is called once with all texts for its prompts. After infrastructure failures it is called once more, with the texts that
-are still unverified. A `Grader` turns the verdicts into groups with rewards. A stored response whose question is
-unknown is returned as unknown; its question is never guessed.
+A response text is verified once per prompt, no matter how many rollouts, token sequences and trees contain it. Each
+domain's verifier is called once with all response texts for its prompts. After infrastructure failures, it is called
+once more with those that are still unverified. A `Grader` turns the verdicts into groups with rewards. A stored
+response whose question is unknown is returned as such; its question is never guessed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from brorl.verification.verifier import Verifier, verify_distinct
 
 Turns: TypeAlias = Sequence[Sequence[int]]  # token ids of each turn of a response
 CallsText: TypeAlias = Callable[[Turns], str]
-_FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
+_FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some strings
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Grader:
     verifiers: Mapping[str, Verifier]  # domain -> verifier
     decode: Callable[[Sequence[int]], str]  # token ids of a turn -> its text
     shaping: RewardShaping  # how verdicts become rewards
-    max_new_tokens: int | None = None  # sampled tokens per response at most; some rewards depend on it
+    max_new_tokens: int | None = None  # maximum sampled tokens per response; some rewards depend on it
     sees: Sees = "last"  # the turns that verifiers see
     calls_text: CallsText | None = None  # turns -> text of their calls, for environment questions
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
-    # Domains whose verifier has judged a response, and for the others the number of prompts it has failed on.
+    # Domains whose verifier has judged a response; for the others, the number of prompts on which it has failed.
     judged: set[str] = field(default_factory=set, repr=False, compare=False)
     failed: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
     def verify(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[Group]:
-        """Verify all rollouts of P prompts, but truncated ones only if they can earn a reward. Rewards are 1 or 0.
+        """Verify all rollouts of P prompts, except truncated ones that cannot earn a reward. Rewards are 1 or 0.
 
         Raises a BrokenVerifierError if a domain's verifier has raised on every response so far, over 2 or more prompts.
         """
@@ -62,7 +62,7 @@ class Grader:
         return list(map(Group.from_verdicts, prompts, trees, verdicts))
 
     def _refuse_broken(self, prompts: Sequence[Prompt], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """End the run if a verifier has always failed: it would count every response as incorrect."""
+        """End the run if a verifier has never worked: it would count every response as incorrect."""
         for prompt, verdict_L in zip(prompts, verdicts, strict=True):
             reasons = [
                 verdict.reason for verdict in verdict_L if verdict.reason != TRUNCATED and not verdict.unverified
@@ -126,9 +126,9 @@ def seen_text(
     sees: Sees = "last",
     calls_text: CallsText | None = None,
 ) -> str:
-    """Return the text that verifiers see of a response: its last turn, or all turns joined by newlines.
+    """Return the part of a response that verifiers see: its last turn, or all turns joined by newlines.
 
-    For an environment question it is what `calls_text` returns.
+    For an environment question, this is the result of `calls_text`.
     """
     if prompt.domain == ENVIRONMENT_DOMAIN and calls_text is not None:
         return calls_text(turns)
@@ -144,7 +144,7 @@ def grade(
 ) -> list[list[Verdict]]:
     """Verify every distinct response in P trees and return L verdicts per tree, aligned with its leaves.
 
-    After an infrastructure failure a response is verified again, after all others. If that fails too, its verdict is
+    A response hit by an infrastructure failure is verified again after all others; if that fails too, its verdict is
     `unverified`. Unless `accept_truncated` is set, unfinished responses are incorrect with reason `truncated`. Like
     `seen_text`, `seen` maps the token ids of a response's turns to the text that verifiers see. Raises a ValueError if
     trees and prompts do not match.
@@ -179,7 +179,7 @@ class StoredResponse:
     """A response from a file."""
 
     location: str  # file and row
-    question_id: str | None  # in this and later fields, None if the row lacks it
+    question_id: str | None  # None, here and below, if the row lacks the value
     question: str | None  # the question's text
     text: str  # the response
     prompt: str | None = None  # the text given to the model
@@ -200,9 +200,9 @@ def match_questions(
 ) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
     """Return the responses with their questions, and the responses whose question is unknown.
 
-    Question ids are distinct, such as `gsm8k:17`. A response belongs to the question with the same id, else with the
-    same text (ignoring whitespace), else with the same id after the colon, such as `17`. Texts and partial ids that
-    several questions share are ignored.
+    Question ids, such as `gsm8k:17`, are distinct. A response is matched to the question with the same id; failing
+    that, with the same text (ignoring whitespace); failing that, with the same id after the colon, such as `17`. Texts
+    and partial ids shared by several questions are ignored.
     """
     by_id = {question.id: question for question in questions}
     by_text = _unambiguous([(question.words, question) for question in questions])
@@ -231,8 +231,8 @@ def rescore(
 ) -> tuple[list[RescoredResponse], float]:
     """Verify each distinct stored response once and return the verdicts and the wall time in seconds.
 
-    A response stored as truncated keeps that verdict, because it was never verified. After an infrastructure failure
-    a response is verified a second time. A response is incorrect if its question's reference is unreadable.
+    A response stored as truncated keeps that verdict, because it was never verified. A response hit by an
+    infrastructure failure is verified a second time. One whose question has an unreadable reference is incorrect.
     """
     items: dict[_Key, tuple[Prompt, str]] = {}
     prompt_of: dict[tuple[str, str | None], Prompt] = {}
@@ -259,12 +259,12 @@ def _key(response: StoredResponse, question: Question) -> _Key:
 
 
 def _prompt(question: Question, text: str | None) -> Prompt:
-    """Return a question as a prompt without tokens: verifiers do not read them."""
+    """Return a question as a prompt without tokens, which verifiers do not read."""
     asked = question.last_turn
     return Prompt(question.id, text or asked, (), question.reference, question.domain, question.source, asked)
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
-    """Return the questions by key, without the keys that several questions share."""
+    """Return the questions by key, dropping keys that several questions share."""
     counts = Counter(key for key, _ in pairs)
     return {key: question for key, question in pairs if counts[key] == 1}

@@ -24,7 +24,7 @@ _REASON = "reason"
 
 @dataclass(frozen=True)
 class ResponseColumns:
-    """Column names in response files; None takes the first usual name that a row has."""
+    """Column names in response files; None means the first conventional name in the row."""
 
     response: str = "response"  # text of the response
     question_id: str | None = None  # id of its question
@@ -32,7 +32,7 @@ class ResponseColumns:
 
 
 def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredResponse]:
-    """Yield the responses in a file, a folder or a glob pattern. Files come in name order."""
+    """Yield the responses in a file, in a folder, or in all files that match a glob pattern, in file-name order."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
     for row in read_rows(path, None, "train", wanted):
@@ -40,7 +40,7 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
 
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
-    """Return the response in a row. It must be a string, and the row must name its question."""
+    """Return the response in a row. It must be a string, and the row must identify its question."""
     text = _named(row, columns.response, f"set {option('response-column')}")
     if not isinstance(text, str):
         kind = _kind(text)
@@ -77,7 +77,7 @@ def _named(row: Row, column: str, fix: str) -> Any:
 
 
 def _id(row: Row, columns: ResponseColumns) -> str | None:
-    """Return the question's id as text, None if there is none: 3.0 becomes "3"."""
+    """Return the question's id as a string, such as "3" for 3.0; None if there is none."""
     column = columns.question_id
     value = _named(row, column, f"fix {option('id-column')}") if column else _first(row, _IDS)
     if isinstance(value, bool | list | Mapping):
@@ -114,7 +114,7 @@ def _first(row: Row, names: Sequence[str]) -> Any:
 
 
 def _question(value: Any) -> str | None:
-    """Return the text of a question: the value itself if it is text, or the last message of a conversation."""
+    """Return a question's text: the value itself if it is a string, or the last message of a conversation."""
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):
         value = value[-1].get("content")
     return value if isinstance(value, str) else None

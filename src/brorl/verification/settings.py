@@ -73,5 +73,5 @@ class VerificationSettings(Section):
     @field_validator("functions")
     @classmethod
     def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
-        """Make local file paths absolute, so that a run can be resumed from any folder."""
+        """Make local file paths absolute, so a run can resume from any directory."""
         return {domain: function_path(path) for domain, path in functions.items()}

@@ -3,7 +3,7 @@
     `<think> 2 + 2 ... </think> The answer is 4.`  ->  ` The answer is 4.`
 
 A thought begins with an opening tag, in the response or at the end of the prompt, and ends with a closing tag. A tag
-inside a code block or code span is text; it neither begins nor ends a thought.
+inside a code block or code span is plain text; it neither begins nor ends a thought.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FENCE = r"(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)(?=(?P<info>[^`~\n]*+)$)"
 _LANGUAGE = re.compile(r"[ \t]*\w.*")  # after a fence that opens a block: ```python
-_LOOK_BACK = 200  # characters before a tag in which a code span around it can begin
+_LOOK_BACK = 200  # how far before a tag, in characters, a code span around it can begin
 _SPAN = r"(?P<ticks>(?<!`)`++)[^`\n]++(?P=ticks)(?!`)"
 
 
@@ -33,7 +33,7 @@ class ThoughtTags:
     closing: str = "</think>"
 
     def opened_by(self, prompt: str) -> bool:
-        """Return whether a prompt ends with the opening tag, as in some chat templates: responses begin in one."""
+        """Return whether the prompt opens a thought by ending with the opening tag, as some chat templates do."""
         return prompt.rstrip().endswith(self.opening)
 
     def contained_in(self, response: str) -> bool:
@@ -60,7 +60,7 @@ class ThoughtTags:
         return None if is_open else response[start:]
 
     def _first_end(self, response: str) -> int | None:
-        """Return the end of the first thought: its first closing tag that is not in backticks by itself."""
+        """Return the end of the first thought: its first closing tag that is not alone between backticks."""
         start = -1
         while (start := response.find(self.closing, start + 1)) >= 0:
             end = start + len(self.closing)
@@ -76,7 +76,7 @@ class ThoughtTags:
         if not self.contained_in(response[start:]):  # the usual case; avoids the slow search below
             return
         block = None  # the fence of the open code block
-        inside: list[re.Match[str]] = []  # tags in it, which count if the block never ends
+        inside: list[re.Match[str]] = []  # tags inside that block, which count if it never ends
         for match in self._token.finditer(response, start):
             fence = match["fence"]
             if fence and block is None and not self.contained_in(match["info"]):
@@ -102,7 +102,7 @@ THINK = ThoughtTags()
 def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None, stop: Iterable[str] = ()) -> Decode:
     """Return a function that turns a response's token ids into the text that a verifier sees.
 
-    The text keeps no special tokens except the tags. A `sampling.stop` string at the end is removed.
+    Special tokens other than the tags are removed, as is a `sampling.stop` string at the end.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {token_id: token.content for token_id, token in added if token.special}

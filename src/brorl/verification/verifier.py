@@ -1,7 +1,7 @@
 """The `Verifier` protocol, the verdict cache, and the trial of a verifier before a run.
 
-A verifier returns a verdict for every string within a bounded time. A response never makes it raise, and is never
-evaluated as code in this process.
+A verifier returns a verdict for any string within bounded time. A response never makes it raise and is never evaluated
+as code in this process.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Verifier(Protocol):
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify distinct (prompt, response text) pairs and return one verdict per pair, in order.
 
-        A verifier can spread the pairs over workers. A response that took too long gets the reason `timeout`. After an
-        infrastructure failure a response gets an `unverified_verdict`; the caller may pass it again later.
+        A verifier may distribute the pairs among workers. A response that took too long gets the reason `timeout`. One
+        hit by an infrastructure failure gets an `unverified_verdict`; the caller may pass it again later.
 
         Raises:
             ValueError: If a prompt's reference is malformed; never because of a response.
@@ -61,12 +61,12 @@ class Verifier(Protocol):
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Return, in order, the problem with each reference answer that no response can match.
 
-        Example: `{"4": "is not a countdown puzzle"}`. The text follows "the reference answer ..., which".
+        Example: `{"4": "is not a countdown puzzle"}`. Error messages put it after "the reference answer ..., which".
         """
         ...
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial of this verifier. `others` are reference answers of other prompts."""
+        """Make responses for a trial of this verifier. `others` are other prompts' reference answers."""
         ...
 
 
@@ -107,8 +107,8 @@ class VerdictCache:
         self._size = size
         # digest -> (correct, score, reason, monotonic time at which the entry expires)
         self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()
-        self._reference = ""  # the latest: answers to one prompt arrive together
-        self._digest = _digest("")  # of this reference
+        self._reference = ""  # the latest reference; answers to one prompt arrive together
+        self._digest = _digest("")  # digest of the latest reference
 
     def verify_all(
         self,
@@ -118,8 +118,8 @@ class VerdictCache:
     ) -> list[Verdict]:
         """Return the verdict on each response, in order. Each distinct (reference, answer) pair is decided once.
 
-        `find` returns the answer in a response, or the verdict itself if the response's form decides it. For each
-        unknown pair, `decide` returns the verdict and the number of seconds to keep it (0: do not keep it).
+        `find` returns the answer in a response, or the verdict if the response's form alone decides it. For each pair
+        that is not in the cache, `decide` returns the verdict and how many seconds to keep it (0: do not keep it).
         """
         verdicts: list[Verdict | None] = []
         extraction_s: list[float] = []
@@ -171,8 +171,8 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_MAX_WRONG = 4  # other prompts' references to try as wrong answers
-_MAX_TRIED = 32  # prompts whose right response is tried
+_MAX_WRONG = 4  # maximum number of other prompts' references to try as wrong answers
+_MAX_TRIED = 32  # maximum number of prompts whose right response is tried
 _NO_ANSWER = "I do not know."
 
 
@@ -182,11 +182,11 @@ class Trial(NamedTuple):
     prompt: Prompt
     right: str  # a response with the reference answer
     right_verdict: Verdict
-    wrong: str  # a response with a different answer, one judged incorrect if there was any
+    wrong: str  # a response with a different answer, preferably one judged incorrect
     wrong_verdict: Verdict
     certain: bool  # whether the verifier must accept `right`
-    # Verdicts on responses that must be accepted, one per prompt, for prompts spread evenly over the data; no entry for
-    # prompts without such a response.
+    # Verdicts on responses that must be accepted, one per prompt, for prompts spread evenly over the data. Prompts
+    # without such a response are left out.
     answers: Sequence[tuple[Prompt, Verdict]]
 
 
@@ -208,7 +208,7 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
 
 
 def _verdicts_on_references(verifier: Verifier, prompts: Sequence[Prompt]) -> list[tuple[Prompt, Verdict]]:
-    """Verify the responses that must be accepted, to prompts spread evenly over the data."""
+    """Verify responses that must be accepted, for prompts spread evenly over the data."""
     items: list[tuple[Prompt, str]] = []
     for prompt in dict.fromkeys(prompts[index * len(prompts) // _MAX_TRIED] for index in range(_MAX_TRIED)):
         made = verifier.trial_responses(prompt.reference, ())
@@ -224,7 +224,7 @@ _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 def unreadable_references(
     verifiers: Mapping[str, Verifier], questions: Sequence[Question]
 ) -> list[tuple[Question, str]]:
-    """Return each question whose reference answer no response can match, and the problem, grouped by domain."""
+    """Return each question whose reference answer no response can match, with the problem, grouped by domain."""
     unreadable: list[tuple[Question, str]] = []
     for domain, verifier in verifiers.items():
         in_domain = [question for question in questions if question.domain == domain]
@@ -247,7 +247,7 @@ def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Ques
         )
 
 
-_NAMED = 9  # additional questions named in a message
+_NAMED = 9  # maximum number of additional questions named in a message
 
 
 def _others(unreadable: Sequence[tuple[Question, str]]) -> str:

@@ -1,6 +1,6 @@
-"""Judges answers to Reasoning Gym tasks where the dataset's scorer is too lenient or too strict; evaluates nothing.
+"""Judges answers to Reasoning Gym tasks whose scorer is too lenient or too strict. Never evaluates an answer as code.
 
-Most datasets have one right answer. It is compared by value, in any usual notation: `5`, `5 times`, `2 + 3 = 5`. If
+Most datasets have one right answer, which is compared by value in any common notation: `5`, `5 times`, `2 + 3 = 5`. If
 several answers are right, a guard rejects wrong answers that the scorer alone would accept.
 `scripts/make_gym_table.py` tests every dataset.
 """
@@ -39,7 +39,7 @@ _MAX_STATEMENT_LENGTH, _MAX_JSON_LENGTH = 200, 20_000  # characters
 
 
 def is_own_answer(answer: str, task: GymTask) -> bool:
-    """Return whether an answer, in one of its notations, is the dataset's own."""
+    """Return whether an answer, in any of its notations, matches the dataset's."""
     if task.answer is None or not task.answer.strip():
         return False
     same = _SAME.get(task.data_set, _same)
@@ -47,7 +47,7 @@ def is_own_answer(answer: str, task: GymTask) -> bool:
 
 
 def _same(answer: str, right: str) -> bool:
-    """Return whether two texts are equal as words, a number, JSON or rows."""
+    """Return whether two strings are equal as words, a number, JSON or rows."""
     if _folded(answer, right) == _folded(right, right):
         return True
     if _OWN_NUMBER.fullmatch(right):
@@ -60,7 +60,7 @@ def _same(answer: str, right: str) -> bool:
 
 
 def _folded(text: str, right: str) -> str:
-    """Return a text with single spaces in its rows, lowercased unless the right answer needs both cases."""
+    """Collapse the spaces in each row, and lowercase unless the right answer has a letter in both cases."""
     rows = (re.sub(r" ?, ?", ", ", " ".join(row.split())) for row in text.splitlines())
     joined = "\n".join(row for row in rows if row)
     both = any(letter.isupper() and letter.lower() in right for letter in set(right))
@@ -68,7 +68,7 @@ def _folded(text: str, right: str) -> str:
 
 
 def _stated_number(text: str) -> Decimal | None:
-    """Return the number in `5`, `5 times`, `2 + 3 = 5` or `The sum is 5`; None for any other text."""
+    """Return the number in `5`, `5 times`, `2 + 3 = 5` or `The sum is 5`; None for anything else."""
     if len(text) > _MAX_STATEMENT_LENGTH:
         return None
     stated = _STATEMENT.fullmatch(text) if not _NO_STATEMENT.search(text) else None
@@ -86,7 +86,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _json(text: str) -> Any:
-    """Return the value of JSON text, also if it has single quotes or Python's True; None for any other text."""
+    """Parse JSON, even with single quotes or Python's True, False and None; None for anything else."""
     if len(text) > _MAX_JSON_LENGTH:
         return None
     plain = text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
@@ -113,12 +113,12 @@ def _equal(value: Any, right: Any) -> bool:
 
 
 def _equal_as(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
-    """Return a test that compares two texts by the values that `read` returns. An unreadable text never matches."""
+    """Return a test that compares two strings by the values that `read` returns. Unreadable strings never match."""
     return lambda answer, right: (value := read(right)) is not None and read(answer) == value
 
 
 def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
-    """Return a reader for a list of lists in any order. `key` normalizes an inner list."""
+    """Return a reader for a list of lists whose order does not matter. `key` normalizes each inner list."""
 
     def read(text: str) -> list[Any] | None:
         value = _json(text)
@@ -129,7 +129,7 @@ def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
 
 
 def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bool]:
-    """Return a test that compares numbers, in rows or a list, rounded to this many decimals."""
+    """Return a test that compares numbers, in rows or a list, rounded to this many decimal places."""
 
     def numbers(text: str) -> list[list[Fraction]] | None:
         rows = [re.split(r"[\s,]+", row.strip(" ()\u00b0")) for row in text.strip().splitlines()]
@@ -151,7 +151,7 @@ def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bo
 
 
 def _same_probability(answer: str, right: str) -> bool:
-    """Return whether a fraction equals the right one, or a decimal is that fraction rounded to at least four digits."""
+    """Return whether an answer is the right fraction, or that fraction as a decimal rounded to four or more digits."""
     right_value = Fraction(right)
     fraction = re.fullmatch(r"(?:\\d?frac\{)?(\d{1,40})(?:/|\}\{)(\d{1,40})\}?", answer.replace(" ", ""))
     if fraction:
@@ -175,7 +175,7 @@ def _three_digits(text: str) -> str | None:
 
 
 def _complex(text: str) -> complex | None:
-    """Read `3 - 2i`, `(3-2*j)` or part of it; None for other text."""
+    """Parse `3 - 2i`, `(3-2*j)`, or only one of the two parts; None for anything else."""
     if len(text) > _MAX_STATEMENT_LENGTH or re.search(r"[\d.]\s+[\d.]", text):  # `1 2` is not 12
         return None
     bare = re.sub(r"\*?[ij](?=\)?$)", "j", "".join(text.split())).replace("\N{MINUS SIGN}", "-")
@@ -195,7 +195,7 @@ def _fraction(text: str) -> tuple[str, str] | None:
 
 
 def _roles(text: str) -> list[tuple[str, str]] | None:
-    """Read (name, role) pairs in any order: `Ann is a knight and Bob is a knave`; None for other words."""
+    """Parse (name, role) pairs in any order: `Ann is a knight and Bob is a knave`; None for anything else."""
     words = [
         word for word in re.sub(r"[.,;:()=\n]", " ", text.casefold()).split() if word not in ("is", "a", "an", "and")
     ]
@@ -208,7 +208,7 @@ _DURATION = re.compile(
 
 
 def _duration(text: str) -> tuple[bool, bool, int, list[Fraction]] | None:
-    """Read `2 days, 03:15:00` or part: (no days, no clock, days, [hours, minutes, seconds]); None for other text."""
+    """Parse `2 days, 03:15:00` or a part of it into (no days, no clock, days, [hours, minutes, seconds]), else None."""
     match = _DURATION.fullmatch(text.strip())
     days, clock = (match["days"], match["clock"]) if match else (None, None)
     if not (days or clock) or (days and clock and "," not in text):
@@ -237,7 +237,7 @@ _SAME: Mapping[str, Callable[[str, str], bool]] = {
 Entry = Mapping[str, Any]
 Test = Callable[[str, Entry], bool]
 
-_MAX_FORMULA, _MAX_CONCLUSION = 2_000, 400  # characters; conclusions are parsed in quadratic time
+_MAX_FORMULA, _MAX_CONCLUSION = 2_000, 400  # characters; parsing a conclusion takes quadratic time
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _FORMULA = re.compile(r"[-+*/()\s0-9A-Za-z.]*")
 _ACCESS = re.compile(r"\.[A-Za-z.]|(?<![0-9])\.(?![0-9])")  # a dot outside a number: `x.y`
@@ -256,7 +256,7 @@ class Guard:
 
 
 def _characters(allowed: str) -> Test:
-    """Admit answers consisting of these characters, which cannot call or access anything."""
+    """Admit answers made up only of these characters, which cannot call or access anything."""
     pattern = re.compile(f"[{allowed}]*")
     return lambda answer, _entry: pattern.fullmatch(answer) is not None
 
@@ -318,14 +318,14 @@ def _makes(target: int | None = None) -> Test:
 
 
 def _assigns_each_name_once(answer: str, entry: Entry) -> bool:
-    """Return whether an answer such as `A=1,B=2` names each letter in the right answer once."""
+    """Return whether an answer such as `A=1,B=2` names each letter of the right answer exactly once."""
     texts = (answer, str(entry["answer"]))
     names, right_names = (sorted(pair.partition("=")[0].strip() for pair in text.split(",")) for text in texts)
     return names == right_names
 
 
 def _jug_moves(answer: str, _entry: Entry) -> bool:
-    """Return whether an answer is a JSON list of moves without other words: `["fill A", "pour A->B"]`."""
+    """Return whether an answer is a JSON list of moves and nothing else: `["fill A", "pour A->B"]`."""
     try:
         moves = json.loads(answer)
     except (ValueError, RecursionError):

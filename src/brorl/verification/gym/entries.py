@@ -1,4 +1,4 @@
-"""Generates entries from Reasoning Gym datasets, and scores answers with their scorers, behind guards.
+"""Generates entries from Reasoning Gym datasets, and scores answers that pass a guard with the datasets' scorers.
 
 Only worker processes load this file: importing it takes seconds, and answers determine how long a scorer runs.
 """
@@ -34,11 +34,11 @@ _SIGNS = {
 }  # fmt: skip
 _DECIMAL = re.compile(r"(?<![\w.])(\d{1,20})\.(\d{1,20})(?![\w.])")
 _OWN = ("size", "seed")  # dataset settings determined by the source's num_questions and seed
-# The size of these datasets changes or limits their entries; for all others it has no effect.
+# The size of these datasets changes or limits their entries; the size of other datasets has no effect.
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
 _SIZE = 500
 _PAGE = "docs/reference/gym.md"
-_NOISE = 1e-9  # a score may exceed 1 by this rounding error
+_NOISE = 1e-9  # a score may exceed 1 by up to this rounding error
 _CORRECT = 0.99
 _MAX_PARTIAL = 0.98  # maximum score of an incorrect answer
 
@@ -46,9 +46,9 @@ _MAX_PARTIAL = 0.98  # maximum score of an incorrect answer
 def check_source(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]]) -> list[str] | str:
     """Find a source's datasets by dataset or set name, and check their settings.
 
-    Return the datasets' names, or the source's problem, which begins with a setting (`config: ...`).
+    Return the datasets' names, or what is wrong with the source, beginning with a setting (`config: ...`).
     """
-    known = sorted(set(DATASETS) - {"composite"})  # it combines other datasets; a source can list them itself
+    known = sorted(set(DATASETS) - {"composite"})  # combines other datasets, which a source can list itself
     names = known if ALL in given else list(dict.fromkeys(n for name in given for n in SETS.get(name, (name,))))
     for name in names:
         if name not in known:
@@ -66,15 +66,15 @@ def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
     """Return the problem with a dataset's settings; None if they are valid."""
     settings = DATASETS[name][1]
     types = {key: hint for key, hint in typing.get_type_hints(settings).items() if key not in _OWN}
-    # Some settings are declared as int although their default is a float, or as a tuple of one string although it has
-    # several. A tuple without types can be a string.
+    # Some settings are declared as int although their default is a float, or as a tuple of one string although the
+    # default has several. A setting declared as a bare tuple can also be a string.
     types |= {field.name: float for field in dataclasses.fields(settings) if isinstance(field.default, float)}
     types |= {key: tuple[str, ...] for key, hint in types.items() if hint == tuple[str]}
     types |= {key: str | tuple for key, hint in types.items() if hint is tuple}
     for key, value in config.items():
         if key not in types:
             return f"has no setting {key!r} (settings: {', '.join(types) or 'none'}){nearest(key, types)}"
-        try:  # a value whose type is not in JSON, such as a date, cannot be written either
+        try:  # also fails for a value of a type that JSON lacks, such as a date
             json.dumps(TypeAdapter(types[key]).validate_json(json.dumps(value), strict=True))
         except (ValidationError, PydanticUserError, TypeError):
             return f"has the setting {key}: {value!r}, which must be of type {inspect.formatannotation(types[key])}"
@@ -102,7 +102,7 @@ def generate(
 
 
 def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> GeneratedEntry:
-    """Generate one entry. It does not depend on other entries: the global random state is set first."""
+    """Generate one entry. It does not depend on other entries, because the global random state is seeded first."""
     data_set = _made(name, json.dumps(config), seed, _SIZES.get(name, _SIZE))
     word = f"{name} {seed} {index}"
     random.seed(word)
@@ -137,7 +137,7 @@ class ScoredAnswer(NamedTuple):
 
 
 def in_plain_notation(text: str) -> str:
-    """Return an answer with single spaces, and formulas in Python notation: `0.5*x^2` -> `(05/10)*x**2`."""
+    """Return an answer with spaces collapsed and formulas in Python notation: `0.5*x^2` -> `(05/10)*x**2`."""
     text = _DECIMAL.sub(lambda number: f"({number[1]}{number[2]}/1{'0' * len(number[2])})", text)
     for sign, plain in _SIGNS.items():
         text = text.replace(sign, plain)
@@ -145,7 +145,7 @@ def in_plain_notation(text: str) -> str:
 
 
 def score(reference: str, answer: str) -> ScoredAnswer:
-    """Score any string as an answer to a `GymTask`, given as text."""
+    """Score any string as an answer to a `GymTask`; the reference is the task as JSON."""
     return score_task(GymTask.from_text(reference), answer)
 
 
@@ -186,14 +186,14 @@ def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
 
 @lru_cache(maxsize=256)
 def scorer_of(name: str, config: str) -> ProceduralDataset:
-    """Return the dataset with this name, able only to score answers. `config` is JSON text."""
+    """Return the named dataset in a form that can only score answers. `config` is JSON text."""
     data_set, settings = DATASETS[name]
     return _scorer_class_without_init(data_set)(settings(**json.loads(config), seed=0))
 
 
 @lru_cache(maxsize=256)
 def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
-    """Return a class that scores like a dataset but skips its constructor, which may read files for 0.5 s."""
+    """Return a class that scores like a dataset but skips its constructor, which may spend 0.5 s reading files."""
 
     class Scorer(data_set):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
@@ -212,7 +212,7 @@ def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
 
 
 def _load_the_rest() -> None:
-    """Load what scorers would load at first use: a confined process may be unable to read files."""
+    """Load what scorers would load on first use, because a confined process may be unable to read files."""
     sokoban, ladder = scorer_of("sokoban", "{}"), scorer_of("word_ladder", "{}")
     _ = sokoban._is_solved, ladder.word_sets
     x = sympy.Symbol("x")

@@ -1,8 +1,8 @@
 """Reasoning Gym tasks, generated in worker processes as questions whose reference answer is a task.
 
-A task is the dataset, its settings, and the generated entry with exact types. From a task's JSON text, a verifier in a
-different process scores answers exactly as the process that generated the entry would. Questions are distinct, and the
-same in every process. Several datasets take turns.
+A task consists of the dataset's name and settings, and the generated entry with exact types. Given a task as JSON, a
+verifier in any process scores answers exactly as the process that generated the entry would. Questions are distinct,
+and the same in every process. Questions from several datasets alternate.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from brorl.verification.sandbox.values import decode, encode
 
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
 """Datasets that ProRL evaluated on but did not train on (arXiv 2505.24864, Table 3)."""
-# The paper counts 96 datasets, and names 19. Reasoning Gym had these 96 from March 1 to 5, 2025. The paper names
+# The paper counts 96 datasets but names only 19. Reasoning Gym had these 96 from March 1 to 5, 2025. The paper names
 # `palindrome`, which was renamed on March 10; the three held-out datasets, and puzzle24 in its Figure 10, were added
-# from March 5 on. This is version 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
+# from March 5 on. The list is version 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
 _PRORL = """
 ab advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation binary_matrix
 bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio color_cube_rotation
@@ -92,13 +92,13 @@ class GymTask:
         return None if answer is None else str(answer)
 
     def to_text(self) -> str:
-        """Return the task as one line of JSON; ValueError if a value in the entry does not have a builtin type."""
+        """Return the task as one line of JSON; ValueError if a value in the entry is not of a built-in type."""
         entry = json.loads(encode(_builtin(self.entry)))
         return json.dumps({**vars(self), "entry": entry}, ensure_ascii=False)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse the text of a task; ValueError if it is malformed."""
+        """Parse a task from JSON; ValueError if it is malformed."""
         task: Self = read_json(cls, text, "the text of a Reasoning Gym task")
         try:
             entry = decode(json.dumps(task.entry))
@@ -116,7 +116,7 @@ def require_reasoning_gym() -> None:
 
 
 def _builtin(value: Any) -> Any:
-    """Return a value with numpy scalars as Python numbers, and fractions, which no scorer reads, as text."""
+    """Convert NumPy scalars in a value to Python numbers, and fractions, which no scorer reads, to strings."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Fraction):
@@ -135,7 +135,7 @@ _Row = tuple[str, int, str, str, str | None]  # (dataset, index, question, task,
 
 
 def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceQuestions:
-    """Generate a source's questions. `location` is its name in errors.
+    """Generate a source's questions. Errors refer to the source as `location`.
 
     The questions are distinct, with ids `name:index`, or `name:data_set:index` if there are several datasets. If the
     verifier rejects an entry's own answer, the entry is dropped and counted. Raises a UserError if Reasoning Gym is not
@@ -170,7 +170,7 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
 
 
 def _config_text(source: GymSource) -> str:
-    """Return the settings by dataset, as JSON text."""
+    """Return each dataset's settings, as JSON text."""
     configs = {source.gym[0]: source.config} if source.is_single else source.config
     for name, config in configs.items():
         if not isinstance(config, dict):
@@ -190,7 +190,7 @@ def _config_text(source: GymSource) -> str:
 def _rows(
     names_or_sets: tuple[str, ...], config: str, num_questions: int, first: int, seed: int, workers: int | None
 ) -> tuple[_Row, ...]:
-    """Generate entries from all datasets in turn."""
+    """Generate entries, one from each dataset in turn."""
     configs = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
         (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (names_or_sets, configs))])

@@ -1,6 +1,6 @@
-r"""Verifier of Reasoning Gym tasks: runs each dataset's own scorer, behind guards, in the sandbox.
+r"""The verifier for Reasoning Gym tasks, which runs each dataset's guard and scorer in the sandbox.
 
-The sandbox is needed because some scorers evaluate answers as code, and some run for as long as the answer makes them.
+The sandbox is needed because some scorers evaluate answers as code, and an answer can make others run arbitrarily long.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _MAX_ANSWER = 100_000
 _SCORING = "brorl.verification.gym.entries"
 _PROGRAM = f"from {_SCORING} import score"
 _MEMORY_BYTES = 1 << 29
-_LOADING = Limits(120.0, _MEMORY_BYTES)  # for loading the scorers (already imported) before the first answer
-_MAX_PROBLEM = 100  # longest scorer's problem in a reason, in characters
+_LOADING = Limits(120.0, _MEMORY_BYTES)  # limits for loading the scorers (already imported) before the first answer
+_MAX_PROBLEM = 100  # maximum length of a scorer's problem in a reason, in characters
 _ANSWERS_PER_PROCESS = 16
 
 
 class GymVerifier:
-    """Accepts answers that pass the dataset's guard and that its scorer gives 0.99 or more.
+    """Accepts answers that pass the dataset's guard and get a score of 0.99 or more from its scorer.
 
-    With `partial_credit` an incorrect answer receives the scorer's score, at most 0.98. Raises a UserError if Reasoning
-    Gym is not installed.
+    With `partial_credit`, an incorrect answer receives the scorer's score, at most 0.98. Raises a UserError if
+    Reasoning Gym is not installed.
     """
 
     def __init__(self, programs: ProgramPool, timeout_s: float = 4.0, partial_credit: bool = False) -> None:
@@ -55,10 +55,10 @@ class GymVerifier:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. Scorers' verdicts are cached, timeouts for an hour. Crashes are not cached.
+        """Verify responses. Verdicts from scorers are cached (timeouts for an hour), but crashes are not.
 
-        The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `wrong answer: ` and a problem such
-        as `the scorer raised ValueError`, `timeout`, `batch timeout`, `out of memory` and `verifier crashed`.
+        The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `timeout`, `batch timeout`, `out of
+        memory`, `verifier crashed`, and `wrong answer: ` followed by a problem such as `the scorer raised ValueError`.
         """
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
 
@@ -74,7 +74,7 @@ class GymVerifier:
         return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
 
     def _score(self, groups: Sequence[Sequence[Pair]]) -> dict[Pair, Verdict]:
-        """Score groups of answers in the sandbox. If a group times out, each of its answers runs again alone."""
+        """Score groups of answers in the sandbox. If a group times out, its answers are scored again one by one."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
         verdict_on: dict[Pair, Verdict] = {}
         apart: list[list[Pair]] = []
@@ -91,18 +91,18 @@ class GymVerifier:
         return verdict_on | self._score(apart) if apart else verdict_on
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find the references that are not the text of a task."""
+        """Find the references that are not tasks as JSON."""
         return malformed(references, GymTask.from_text)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the tasks' right answers in tags. Tasks from some datasets have none."""
+        """Return the tasks' right answers, wrapped in tags. Tasks from some datasets have none."""
         right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
         tagged = [f"{OPENING}{answer}{CLOSING}" for answer in wrong if answer]
         return TrialResponses(f"{OPENING}{right or ''}{CLOSING}", tagged, certain=bool(right))
 
 
 def _groups(pairs: Sequence[Pair], task_of: Mapping[str, GymTask]) -> list[list[Pair]]:
-    """Return groups of answers, one per process. An answer that its scorer evaluates as code is alone."""
+    """Group the answers by process. Each answer that is evaluated as code gets its own process."""
     alone = [[pair] for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
     shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
     return alone + [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]

@@ -1,7 +1,7 @@
-"""The confinement levels, and the test that finds which of them hold on this machine.
+"""The confinement levels, and the test that determines which of them hold on this machine.
 
-A level is used only after it has withstood real attacks. At `landlock` a program can read the standard library and
-nothing else. At `seccomp` it cannot open any file. `unsafe` limits only time and memory.
+A level is used only after it has withstood real attacks. At `landlock`, a program can read the standard library and
+nothing else. At `seccomp`, it cannot open any file. `unsafe` limits only time and memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LADDER = (LANDLOCK, SECCOMP)
 _LIMITS = Limits(seconds=30.0)
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 _DENIED = ("PermissionError", "OSError")  # the kernel denied the attack
-# Each attack is an expression that raises OSError if it fails, and otherwise returns what it got.
+# Each attack is an expression. It raises OSError if the attack fails, and otherwise returns what the attacker got.
 _ATTACKER = """
 import ctypes, os, socket, sys
 
@@ -57,13 +57,13 @@ class Attack:
     """One attempt to break out."""
 
     name: str  # such as `read /etc/passwd`
-    contained: bool  # whether the attempt failed, as it must
+    contained: bool  # whether the attempt failed, as it should
     detail: str  # the exception, or what the attack got
 
 
 @dataclass(frozen=True)
 class Level:
-    """A confinement level, and the attacks that it faced on this machine."""
+    """A confinement level, and the attacks tried against it on this machine."""
 
     name: str  # `landlock`, `seccomp` or `unsafe`
     attacks: tuple[Attack, ...]  # empty for `unsafe`, and if the level could not be set up
@@ -71,7 +71,7 @@ class Level:
 
 
 def choose_level(requested: str) -> Level:
-    """Return the requested level, or the strongest that holds for `auto`. Raises a UserError if none holds here."""
+    """Return the requested level or, for `auto`, the strongest that holds. Raises a UserError if none holds here."""
     if requested == UNSAFE:
         return Level(UNSAFE, (), None)
     if sys.platform != "linux":
@@ -117,7 +117,7 @@ def probe_level(name: str) -> Level:
 
 @contextmanager
 def _targets() -> Iterator[dict[str, str]]:
-    """Yield the attacks while their targets exist: name -> expression to evaluate after `_ATTACKER`."""
+    """Create the targets and yield the attacks on them: name -> expression to evaluate after `_ATTACKER`."""
     me = os.getpid()
     short = "/tmp" if os.access("/tmp", os.W_OK) else None  # a Unix socket path has at most 107 bytes
     with (
@@ -126,7 +126,7 @@ def _targets() -> Iterator[dict[str, str]]:
         socket.create_server(("127.0.0.1", 0)) as tcp,
     ):
         directory = Path(folder)
-        directory.chmod(0o777)  # the sandbox must deny access, not the file permissions
+        directory.chmod(0o777)  # access must be denied by the sandbox, not by file permissions
         secret = directory / "secret"
         door = directory / "door"
         secret.write_text("secret", encoding="utf-8")

@@ -31,11 +31,11 @@ from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings
 
-_MAX_LOADS = 3  # new workers that may end while loading a function
-_AT_ONCE = 32  # items per call: many, as a message costs more than a short item; few, so a slow item delays few
-_EARLY = 16  # workers to start before there is work, at most
+_MAX_LOADS = 3  # give up on loading a function after this many new workers have ended while loading it
+_AT_ONCE = 32  # items per call: enough to spread the cost of a message, few enough that a slow item delays few others
+_EARLY = 16  # maximum number of workers to start before there is work
 _FILES_PER_WORKER = 6  # the server's socket and lifeline, and the pipes to an answer and to its test code
-_STARTING_FILES = 16  # the other pipe ends, while one process starts
+_STARTING_FILES = 16  # the other ends of the pipes, while one process starts
 _SPARE_FILES = 256  # reserved for files that the trainer opens later
 
 
@@ -48,16 +48,16 @@ class VerifierCall:
     """One function call in a worker."""
 
     function: str  # `package.module:function` or `path/to/file.py:function`
-    # JSON values in order, or by role for a user's function (`inside.calling`). With None the function is only loaded;
-    # the reply is then {"takes": roles}, or {"problem": why it cannot be called}.
+    # Positional JSON values, or values by role for a user's function (`inside.calling`). With None, the function is
+    # only loaded; the reply is then {"takes": roles}, or {"problem": why it cannot be called}.
     arguments: tuple[object, ...] | Mapping[str, object] | None
-    # `package.module:function` to call instead, with the function itself before the arguments.
+    # `package.module:function` to call instead; `function` becomes its first argument.
     through: str | None = None
     timeout_s: float | None = None  # None for the pool's limit
 
 
 class _Pool:
-    """Idle workers, at most `num_workers`; None means one per core of this process."""
+    """Keeps at most `num_workers` idle workers; None means one per core that this process can use."""
 
     def __init__(self, num_workers: int | None) -> None:
         self.num_workers = num_workers or num_cores()
@@ -88,7 +88,7 @@ class _Pool:
                 raise UserError(f"the sandbox cannot be started: {error}; install or repair the package") from None
 
     def _enter(self) -> None:
-        """Check that this process can use the pool, and that it can open every worker's files."""
+        """Check that this process can use the pool and can open enough files for every worker."""
         if self._pid != os.getpid():
             name = type(self).__name__
             raise RuntimeError(f"a {name} cannot be used in a fork of the process that created it; create a new one")
@@ -99,10 +99,10 @@ class _Pool:
 class WorkerPool(_Pool):
     """Calls functions in worker processes within time and memory limits.
 
-    A call may take `timeout_s`; loading its function may take an additional `start_timeout_s`. Time during which other
-    processes use its processor does not count, up to ten times the limit. A call that runs out of time is killed along
-    with every process that it started. Its worker is replaced, and other calls continue. After an infrastructure
-    failure a call is repeated once. On Linux a worker's private memory is limited, including libraries.
+    A call may take `timeout_s`; loading its function may take an additional `start_timeout_s`. Time when other
+    processes occupy its core does not count, up to ten times the limit. A call that runs out of time is killed along
+    with every process it started. Its worker is replaced, and other calls continue. After an infrastructure failure, a
+    call is repeated once. On Linux, the memory limit covers a worker's private memory, including libraries.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class WorkerPool(_Pool):
         self._modules: set[str] = set()
 
     def expect(self, module: str) -> None:
-        """Make workers that start later import a module of this package before they serve."""
+        """Make workers started from now on import a module of this package before they take calls."""
         self._modules.add(module)
 
     def start(self) -> None:
@@ -137,7 +137,7 @@ class WorkerPool(_Pool):
     def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
         """Make calls, one per worker at a time, and return one reply per call, in order.
 
-        A reply's value is the function's value after a JSON round trip. A reply's failure is `timeout`, `out of
+        A reply's value is the return value after a JSON round trip. A reply's failure is `timeout`, `out of
         memory`, `verifier crashed` or `verifier raised ...` if the call is at fault, and `unverified: ...` after two
         infrastructure failures. Raises a LoadError if a function cannot be loaded.
         """
@@ -157,8 +157,8 @@ class WorkerPool(_Pool):
     def map(self, function: str, items: Sequence[object], *rest: object, at_once: int = _AT_ONCE) -> list[Reply]:
         """Call a function on lists of at most `at_once` items, and return one reply per item, in order.
 
-        The function returns one value per item, and limits its own time. If it fails on several items, each is retried
-        alone.
+        The function must return one value per item and limit its own time. If a call with several items fails, each
+        item is retried by itself.
         """
         batches = [items[start : start + at_once] for start in range(0, len(items), at_once)]
         calls = [VerifierCall(function, ([*batch], *rest)) for batch in batches]
@@ -171,7 +171,7 @@ class WorkerPool(_Pool):
         return replies
 
     def _judge(self, call: VerifierCall, problems: list[str], worker: Worker) -> Reply:
-        """Load and call a function. `problems` collects why loading it failed in this run."""
+        """Load and call a function. `problems` collects the reasons why loading it failed in this run."""
         is_new = call.function not in self._loaded
         loading = Limits(self._start_timeout_s, self.memory_bytes)
         while True:
@@ -208,8 +208,8 @@ class WorkerPool(_Pool):
 class ProgramPool(_Pool):
     """Runs judges of untrusted programs at a confinement level, for at most `batch_timeout_s` of wall time.
 
-    A judge asks a program for its output or its functions' values, and decides. Expected values stay in this process.
-    Modules in `preload` are already imported in programs. With `packages`, programs can import installed packages.
+    A judge gets a program's output or its functions' return values, and decides. Expected values stay in this process.
+    Programs start with the modules in `preload` imported. With `packages`, they can import installed packages.
     """
 
     def __init__(
@@ -226,13 +226,13 @@ class ProgramPool(_Pool):
         self._preloading: dict[tuple[str, ...], ProgramPool] = {}
 
     def close(self) -> None:
-        """Kill all servers, `preloading` pools' too, and wait until they end. A later `run` starts new ones."""
+        """Kill all servers, including `preloading` pools', and wait until they end. A later `run` starts new ones."""
         for pool in self._preloading.values():
             pool.close()
         super().close()
 
     def preloading(self, *modules: str) -> ProgramPool:
-        """Return a similar pool with these installed modules imported in its programs. `close` closes it too."""
+        """Return a similar pool whose programs start with these installed modules imported. `close` closes it too."""
         if modules not in self._preloading:
             self._preloading[modules] = ProgramPool(
                 self.num_workers, self.sandbox, modules, packages=True, batch_timeout_s=self._batch_timeout_s
@@ -240,7 +240,7 @@ class ProgramPool(_Pool):
         return self._preloading[modules]
 
     def require(self) -> Level:
-        """Return the active level. The first call attacks it. Raises a UserError if no level holds on this machine."""
+        """Return the active level. The first call tests it with attacks. Raises a UserError if no level holds here."""
         return choose_level(self.sandbox)
 
     def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
@@ -249,7 +249,7 @@ class ProgramPool(_Pool):
         Half of the batch time limit is divided equally among the judges. A program uses up its judge's share even while
         sleeping, but not while other processes occupy its core. Judges that need more run again after all others. A
         judge that never decides yields `JudgeTimeout` if its programs used up their share (their own fault), otherwise
-        `Undecided`. After an infrastructure failure a judge runs again. An exception in a judge ends the run.
+        `Undecided`. After an infrastructure failure, a judge runs again. An exception in a judge ends the run.
         """
         packages = tuple(path for path in sys.path if path) if self._packages else ()
         settings = ServerSettings(self.require().name, self._preload, packages)
@@ -258,7 +258,7 @@ class ProgramPool(_Pool):
 
 @dataclass(frozen=True)
 class Workers:
-    """A run's two pools. Their processes start with the first work."""
+    """A run's two pools. Their processes start once there is work."""
 
     functions: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions
     programs: ProgramPool = field(default_factory=ProgramPool)  # runs untrusted code
@@ -303,6 +303,6 @@ def _allow_open_files(num_workers: int) -> None:
 
 
 def _close_all(idle: list[Worker], pid: int) -> None:
-    """Close idle workers, unless this process is a fork of the one that started them."""
+    """Close idle workers, unless this process is a fork of the process that started them."""
     while idle and pid == os.getpid():
         idle.pop().close()

@@ -23,25 +23,25 @@ from brorl.verification.sandbox.server import ProcessEnd, Server
 from brorl.verification.sandbox.values import decode, size_of
 
 _START_SECONDS = 120.0  # more than the slowest server needs to import its modules and fork on an idle machine
-KILL_SECONDS = 60.0  # a killed process must have ended by then
+KILL_SECONDS = 60.0  # a killed process must end within this time
 _MIN_WAIT_S = 0.01
-_LOADED_CPU_SECONDS = 3600  # for all calls of a loaded program; each call has its own wall-time limit
+_LOADED_CPU_SECONDS = 3600  # for all calls to a loaded program; each call has its own wall-time limit
 _FAILURE_CHARACTERS = 300
 _PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # Linux pipe sizes: the default, and the unprivileged maximum
 
 
 class OutsideCall(NamedTuple):
-    """A program's call to an outside function. The program waits for `Process.give`."""
+    """A program's call to an outside function. The program waits until `Process.give` sends the result."""
 
     function: str
     arguments: tuple[object, ...]
 
 
 class Process:
-    """One process. With `stdin` it runs a whole program. Without, it loads a module and calls its functions.
+    """One process. With `stdin`, it runs a whole program; without it, it loads a module and calls its functions.
 
-    The first request's memory limit applies for the life of the process. `outside` names the functions that this side
-    answers. All methods raise a LostError after an infrastructure failure.
+    The first request's memory limit applies for the life of the process. `outside` names the functions that run on this
+    side. All methods raise a LostError after an infrastructure failure.
 
     Attributes:
         number: The server's number for this process.
@@ -58,8 +58,8 @@ class Process:
         self._ending: ProcessEnd | None = None
         self._failure: Fault | None = None  # why this side killed the process
         self._uncaught: str | None = None  # the exception reported by the program
-        self._received = bytearray()  # of replies
-        self._output = bytearray()  # of stdout
+        self._received = bytearray()  # unparsed bytes of replies
+        self._output = bytearray()  # the program's stdout
         self._unsent = b""
         self._replies_ended = self._stdout_ended = False
         self._requests = self._replies = self._stdout = -1
@@ -70,7 +70,7 @@ class Process:
             reason = str(error) if isinstance(error, LostError) else f"a process could not be started: {error}"
             raise LostError(reason) from None
         self.deadline = time.monotonic() + _START_SECONDS
-        self._clock: RequestClock | None = None  # None until the process has entered its confinement
+        self._clock: RequestClock | None = None  # None until the process is confined
 
     def _open(self, stdin: str | None) -> None:
         with contextlib.ExitStack() as theirs:
@@ -97,12 +97,12 @@ class Process:
 
     @property
     def writable(self) -> list[int]:
-        """The descriptor that part of the request still has to be written to."""
+        """The request descriptor, if part of the request has not been sent yet."""
         return [self._requests] if self._unsent else []
 
     @property
     def is_idle(self) -> bool:
-        """Whether the process is running and has replied to its last request, so that another judge can use it."""
+        """Whether the process is running and has replied to its last request, so the next judge can use it."""
         return self._token == -1 and self.number in self._server.alive and self._failure is None
 
     def used_s(self) -> float:
@@ -137,7 +137,7 @@ class Process:
         self._write()
 
     def _widen(self, num_bytes: int) -> None:
-        """Widen the reply pipe to this size if the system allows it, so that the program need not wait for us."""
+        """Enlarge the reply pipe to this size if the system allows it, so the program need not wait for this side."""
         if sys.platform == "linux" and num_bytes > _PIPE_BYTES and self._has_value and not self._server.trusted:
             import fcntl
 
@@ -171,7 +171,7 @@ class Process:
         return None
 
     def _check_time(self, clock: RequestClock) -> None:
-        """Stop a program whose time is up; LostError if others used its core for most of that time."""
+        """Stop the program if its time is up; LostError if other processes occupied its core for most of the time."""
         limit = self._limits.seconds
         if clock.used_s() > limit - _MIN_WAIT_S:
             self._stop(Fault.TIMEOUT)
@@ -217,7 +217,7 @@ class Process:
         return None
 
     def _next_frame(self) -> Frame | None:
-        """Return the next frame; None if it is incomplete. A frame above the limit stops the program."""
+        """Return the next frame; None if it is incomplete. A frame over the limit stops the program."""
         while True:
             if len(self._received) >= HEADER.size:
                 kind, token, length = HEADER.unpack_from(self._received)
@@ -273,21 +273,21 @@ class Process:
         if self._clock is not None:
             self._clock.notice(ending.denied_seconds)
         seconds = self._reply_s()
-        if self._clock is None and self._failure is None:  # the answer has not begun to run
+        if self._clock is None and self._failure is None:  # the answer has not started to run
             raise LostError("a process ended before it was confined")
         failure = self._failure or self._uncaught or self._why(ending)
         output = self._output.decode("utf-8", "replace") if self._is_run else None
         return Reply(output, failure and str(failure), seconds)
 
     def _why(self, ending: ProcessEnd) -> str | None:
-        """Return why a process that this side did not stop has ended.
+        """Return why the process ended, if this side did not stop it.
 
-        Only an unconfined program can send itself SIGKILL; that must not make it unverified.
+        Only an unconfined program can send itself SIGKILL; doing so must not make its response unverified.
         """
         if ending.stopped_for is not None:
             return Fault(ending.stopped_for)
         code = os.waitstatus_to_exitcode(ending.status)
-        if self._server.trusted and -code in (signal.SIGKILL, signal.SIGTERM):  # from the kernel, a guard, a person
+        if self._server.trusted and -code in (signal.SIGKILL, signal.SIGTERM):  # by the kernel, a monitor or a user
             raise LostError("a worker was lost")
         if self._server.trusted and code == EXIT_OUT_OF_MEMORY:
             return Fault.OUT_OF_MEMORY
@@ -329,7 +329,7 @@ def _line(body: bytes) -> str:
 
 
 def _sealed_file(content: bytes) -> int:
-    """Return a descriptor of an immutable in-memory file with this content."""
+    """Return a descriptor for an immutable in-memory file with this content."""
     if sys.platform != "linux":
         with tempfile.TemporaryFile() as file:
             file.write(content)

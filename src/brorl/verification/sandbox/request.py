@@ -1,7 +1,8 @@
 """A request to a process: its `Limits`, its `RequestClock`, its `Reply`, and the `Fault`s that can end it.
 
-Nothing here knows the right answer: expected values stay with the judge, and never enter a program. Time is wall time
-minus the time when others used the processor, as counted by the kernel: an overloaded machine causes no timeouts.
+Nothing here contains the right answer: expected values stay with the judge and never enter a program. Time is wall time
+minus the time when other processes used the processor, as counted by the kernel, so an overloaded machine causes no
+timeouts.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from typing import Any
 from brorl.verification.sandbox.inside import program
 
 REPLY_BYTES = 1 << 12
-"""Output limit of a request whose reply contains no value or a short one; any failure fits in it."""
+"""Output limit for a request whose reply contains no value or a short one; any failure message fits."""
 
 
 class LostError(Exception):
-    """An infrastructure failure: something other than the program ended or stopped it. The message names it."""
+    """An infrastructure failure, named in the message: something other than the program ended or stopped a process."""
 
 
 class Fault(StrEnum):
-    """The ways a program can end other than by an exception. A value is a failure's text, or how the text begins.
+    """The ways a program can end other than by an exception. Each value is a failure message or its beginning.
 
-    `exited` and `killed by signal` begin a text: `exited with code 3`, `killed by signal 11`.
+    `exited` and `killed by signal` are beginnings: `exited with code 3`, `killed by signal 11`.
     """
 
     TIMEOUT = "timeout"
@@ -40,7 +41,7 @@ class Fault(StrEnum):
 
 
 def fault_of(failure: str) -> Fault | None:
-    """Return the fault that a failure begins with, even if the program wrote that text; None for other failures."""
+    """Return the fault that begins a failure message, even if the program wrote it; None for other failures."""
     return next((fault for fault in Fault if failure == fault or failure.startswith(f"{fault} ")), None)
 
 
@@ -50,12 +51,12 @@ class Limits:
 
     # Wall time. Waiting for a core on a busy machine does not count, up to ten times the limit.
     seconds: float = 4.0
-    # The program's memory, in later calls too.
+    # The program's memory, including in later calls.
     memory_bytes: int = 1 << 29
-    # Size of the output or of a returned value's text. Longer text is not read.
+    # Size of the output or of the encoded return value. Anything longer is not read.
     output_bytes: int = 1 << 20
-    # Parts of a returned value's text (see `values.Size`); None for no limit. A text with more is not decoded, because
-    # each part takes this process up to 10 microseconds.
+    # Parts of the encoded return value (see `values.Size`); None for no limit. A value with more is not decoded: each
+    # part takes this process up to 10 microseconds.
     output_parts: int | None = None
 
 
@@ -64,12 +65,12 @@ class Reply:
     """The result of running a program, loading it, or calling its function."""
 
     # After a run: the output, decoded as UTF-8 with replacement, even if the program failed. After a call: the returned
-    # value, of builtin types. None after loading and after a failed call.
+    # value, of built-in types. None after loading and after a failed call.
     value: Any
     # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception. After a call also
     # `exited inside the call` or `did not return a plain value`. None after a normal end.
     failure: str | None
-    # Wall time minus the time when others used the core. It includes the time to read the value in this process.
+    # Wall time minus the time when other processes used the core. Includes decoding the value in this process.
     seconds: float
 
 
@@ -91,8 +92,9 @@ _CLOCK_OF_PROCESS = 2  # the CPU-time clock of all threads, including ended ones
 class RequestClock:
     """Counts the seconds that a process's current request has used.
 
-    They are the request's wall time minus the time when others used the processor, plus the processor time that the
-    process's threads used since the last reply. Sleeping counts, and so does waiting for another thread of the process.
+    That is the request's wall time, minus the time when other processes used the processor, plus the processor time
+    that the process's threads used between the last reply and this request. Sleeping counts, as does waiting for a
+    different thread of the process.
     """
 
     def __init__(self, pid: int) -> None:
@@ -130,7 +132,7 @@ class RequestClock:
         return self._before_s + max(0.0, time.monotonic() - self._began - self._denied_s)
 
     def notice(self, count: float | None) -> None:
-        """Use the `denied_s` count that the server read just before the process ended."""
+        """Take a `denied_s` count into account, such as the server's last one before the process ended."""
         if count is not None and self._count_before is not None:
             self._denied_s = max(self._denied_s, count - self._count_before)
 
@@ -144,11 +146,11 @@ class RequestClock:
 
 
 def denied_s(pid: int) -> float | None:
-    """Return a count in seconds that grows while a process's thread is ready to run but others use its processor.
+    """Return a count, in seconds, that grows while a thread of the process is ready to run but others use its core.
 
-    The difference between two counts never exceeds that time, for any number of threads: while a thread waits for a
-    sibling, the process's processor time grows by as much as the thread's waiting time. None if the process has been
-    reaped, or if the system does not report it.
+    However many threads the process has, the difference between two counts never exceeds the time lost this way: while
+    a thread waits for a sibling, the process's processor time grows as much as the waiting time. None if the process
+    has been reaped, or if the system does not report it.
     """
     counts = [ran + waited for ran, waited in _threads(pid)]
     with contextlib.suppress(OSError):
@@ -168,7 +170,7 @@ def _clock(pid: int) -> float:
 
 
 def _threads(pid: int) -> Iterator[tuple[float, float]]:
-    """Yield the seconds that each thread of a process ran, and that it waited for a processor."""
+    """Yield, for each thread of a process, the seconds it ran and the seconds it waited for a processor."""
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError, ValueError):  # the thread has just ended

@@ -1,7 +1,7 @@
 """The parent's side of a fork server, which starts and kills processes, and reports how they ended.
 
-A server ends with this process, because a pipe between them, the lifeline, closes. Each server has its own lifeline:
-the kernel signals one process group per pipe.
+A server ends when this process does, because the pipe between them, the lifeline, closes. Each server has its own
+lifeline, because the kernel signals only one process group per pipe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ENVIRONMENT = {
 }
 _KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 _CLOSE_S = 10.0  # a server that has not killed its processes and ended within this time is killed
-_LIFELINES: set[int] = set()  # this process's write ends
+_LIFELINES: set[int] = set()  # write ends held by this process
 
 
 class PreloadError(Exception):
@@ -50,9 +50,9 @@ class PreloadError(Exception):
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The settings that a fork server is started with."""
+    """The settings for starting a fork server."""
 
-    level: str  # LANDLOCK, SECCOMP, UNSAFE or TRUSTED of `inside.confinement`
+    level: str  # LANDLOCK, SECCOMP, UNSAFE or TRUSTED from `inside.confinement`
     preload: tuple[str, ...] = ()  # modules to import before any process starts
     packages: tuple[str, ...] = ()  # `sys.path` for installed packages; empty for the standard library alone
 
@@ -61,7 +61,7 @@ class ServerSettings:
 class ProcessEnd:
     """How a process ended: `status` is from `os.wait`, `denied_seconds` is the last value of `denied_s`.
 
-    `stopped_for` is the text of the fault that the server killed it for; None if the server did not kill it.
+    `stopped_for` is the fault for which the server killed it, as text; None if the server did not kill it.
     """
 
     status: int
@@ -72,12 +72,12 @@ class ProcessEnd:
 
 
 class Server:
-    """One fork server; a LostError if it cannot be started.
+    """One fork server. Raises a LostError if it cannot be started.
 
     Attributes:
         control: Socket on which the server's reports arrive.
         trusted: Whether the processes call the user's functions, without confinement.
-        confined: Whether the processes cannot signal any process, not even themselves.
+        confined: Whether the processes are unable to signal any process, even themselves.
         core: The core that its processes share; None for all cores of this process.
         alive: Numbers of the processes that have not ended.
     """
@@ -86,7 +86,7 @@ class Server:
         self.alive: set[int] = set()
         self._endings: dict[int, ProcessEnd | LostError] = {}
         self._count = 0
-        self._running = 0  # number of the process asked last; all others are stopped
+        self._running = 0  # number of the last process given a request; all others are paused
         self.trusted = settings.level == TRUSTED
         self.confined = settings.level not in (TRUSTED, UNSAFE)
         with _CHOOSING:
@@ -141,7 +141,7 @@ class Server:
         return self._count
 
     def wake(self, number: int) -> None:
-        """Let one process run and pause all others, so that an answer takes no time from its test code."""
+        """Let one process run and pause all others, so an answer cannot take processor time from its test code."""
         if number != self._running:
             self._running = number
             self._tell("wake", number)
@@ -152,7 +152,7 @@ class Server:
             self._tell("kill", number)
 
     def _tell(self, what: str, number: int) -> None:
-        with contextlib.suppress(OSError):  # `receive` reports the server's end
+        with contextlib.suppress(OSError):  # `receive` reports that the server has ended
             self.control.send(json.dumps({what: number}).encode())
 
     def receive(self) -> None:
@@ -193,7 +193,7 @@ class Server:
             os.close(self._lifeline)
 
     def close(self) -> None:
-        """End the server, which kills its processes and all that they started, and wait until it ends."""
+        """End the server, which kills its processes and everything they started, and wait until it ends."""
         self._cut_lifeline()
         self.control.close()
         try:
@@ -210,12 +210,12 @@ class Server:
 
 
 _OPEN: weakref.WeakSet[Server] = weakref.WeakSet()
-"""This process's servers that have not been closed."""
+"""The servers that this process has not closed."""
 _CHOOSING = threading.Lock()  # held while choosing a core
 
 
 def _free_core() -> int | None:
-    """Return the core with the fewest servers: a program on one core takes no time from other workers."""
+    """Return the core with the fewest servers. Pinned to one core, a program cannot slow workers on other cores."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))

@@ -1,7 +1,7 @@
 """Plain Python values as JSON text, for passing them between this process and a sandboxed program.
 
-Types stay exact, and no text can name a class or a function. Numbers, strings, lists, booleans and None are plain JSON.
-Any other value is an object with one key:
+Types stay exact, and the text can never name a class or a function. Numbers, strings, lists, booleans and None are
+plain JSON. Any other value is an object with one key:
 
     (1, 2)  <->  {"t": [1, 2]}        {"a": 1}  <->  {"d": [["a", 1]]}
 """
@@ -19,21 +19,21 @@ MAX_DEPTH = 64  # nested containers
 REQUEST_DEPTH = MAX_DEPTH + 2  # for a message to a program: a value inside arguments inside a call
 _SMALL = 1 << 63
 _MAX_DIGITS = 40
-_MAX_EQUAL_HASHES = 64  # a hostile set of thousands of values with one hash takes quadratic time
+_MAX_EQUAL_HASHES = 64  # building a hostile set of thousands of values with equal hashes takes quadratic time
 _INERT = frozenset({str, float, bool, type(None)})
 _MAX_ELEMENTS = 1_000_000  # more than in any accepted value; an iterator can be infinite
 _NESTED: dict[type, str] = {tuple: "t", set: "s", frozenset: "z"}
 
 
 class Size(NamedTuple):
-    """The size of a value's text. Decoding time is proportional to both numbers."""
+    """The size of an encoded value. Decoding time is proportional to both numbers."""
 
     num_bytes: int  # the text's length in UTF-8
     num_parts: int  # commas and opening square brackets in the text: `[1,2]` has 2
 
 
 def size_of(text: bytes) -> Size:
-    """Return the size of a text, much faster than decoding it."""
+    """Return the size of an encoded value, much faster than decoding it."""
     return Size(len(text), text.count(b",") + text.count(b"["))
 
 
@@ -46,10 +46,10 @@ class NotPlainError(ValueError):
 
 
 def encode(value: object, depth: int = MAX_DEPTH) -> str:
-    """Return the text of a plain value; NotPlainError if a part is not plain, or is nested deeper than `depth`.
+    """Encode a plain value as text; NotPlainError if a part is not plain, or is nested deeper than `depth`.
 
-    Subclass instances become the plain type: a `namedtuple` a tuple, a `defaultdict` a dict, an `IntEnum` an int; a
-    `deque` becomes a list. Iterators, ranges, dict views and arrays become `Elements`, a million at most.
+    Subclass instances are encoded as the plain type: a `namedtuple` as a tuple, a `defaultdict` as a dict, an `IntEnum`
+    as an int. A `deque` becomes a list. Iterators, ranges, dict views and arrays become `Elements`, at most a million.
 
     Example:
         >>> encode((1, 2))
@@ -59,7 +59,7 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
 
 
 def decode(text: str, depth: int = MAX_DEPTH) -> Any:
-    """Decode a text, which may be hostile, in time proportional to its length.
+    """Decode text that may be hostile, in time proportional to its length.
 
     Raises a ValueError if the text is not a plain value, is nested too deeply, or has a set or dict in which many
     elements share a hash.
@@ -120,7 +120,7 @@ _COPIES: tuple[tuple[type, Callable[[Any], object]], ...] = (
 
 
 def _short(digits: str) -> str:
-    """Reject long decimal numbers: `encode` never writes them, and reading them takes quadratic time."""
+    """Reject long decimal numbers: `encode` never writes them, and parsing them takes quadratic time."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a decimal number of {len(digits)} characters")
     return digits

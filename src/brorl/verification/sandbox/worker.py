@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 ANSWER = "answer"  # the default process name
 _RUN = ""  # the process name of a whole program
-_MAX_WAIT_S = 0.25  # a thread notices Ctrl-C or the end of the run within this time
+_MAX_WAIT_S = 0.25  # within this time, a thread notices Ctrl-C or the end of the run
 OVER_TIME = "the batch time limit was reached (raise verification.batch_timeout_s)"
-_TRIES = 2  # attempts per judge when infrastructure failures end it
-_MAX_LOST = 16  # infrastructure failures in a row after which all waiting judges are abandoned
-_MAX_STARTS = 3  # the same for failed worker starts in a row while no worker runs
+_TRIES = 2  # attempts per judge if infrastructure failures interrupt it
+_MAX_LOST = 16  # consecutive infrastructure failures after which all waiting judges are abandoned
+_MAX_STARTS = 3  # the same for consecutive failed worker starts while no worker runs
 _BETWEEN_STARTS_S = 0.5
 
 
@@ -77,10 +77,10 @@ class Worker:
         name: str = ANSWER,
         outside: Mapping[str, Callable[..., object]] | None = None,
     ) -> Reply:
-        """Start a named process that executes the source as a module, and then waits for calls.
+        """Start a named process that executes the source as a module and then waits for calls.
 
         The memory limit also applies to the calls. The module can call the functions in `outside`, which run in this
-        process. They take and return values of builtin types, or raise an `OutsideError`. Any other exception ends the
+        process. They take and return values of built-in types, or raise an `OutsideError`. Any other exception ends the
         judge.
         """
         self.end(name)
@@ -90,7 +90,7 @@ class Worker:
         return self._wait(name)
 
     def trust(self, limits: Limits) -> None:
-        """Start a process with the `load` and `call` functions of `Functions`, unless the last one is idle.
+        """Start a process with the `load` and `call` functions of `Functions`, unless the previous one is idle.
 
         The first call's time includes the start.
         """
@@ -99,7 +99,7 @@ class Worker:
             self._processes[ANSWER] = Process(self.server, limits)
 
     def call(self, function: str, arguments: tuple[object, ...], limits: Limits, name: str = ANSWER) -> Reply:
-        """Call a loaded program's function with values of builtin types. `S.f` calls method `f` of a new `S()`."""
+        """Call a loaded program's function with values of built-in types. `S.f` calls method `f` of a new `S()`."""
         self._processes[name].ask(CALL, _encode((function, arguments, limits.output_bytes)), limits)
         return self._wait(name)
 
@@ -128,7 +128,7 @@ class Worker:
     def _poll(self, deadline: float, process: Process | None = None) -> None:
         """Wait briefly for something to arrive, at most until the deadline.
 
-        Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
+        A signal that arrives just before the wait is handled only after it, so short waits keep Ctrl-C working.
         """
         poller = select.poll()
         for descriptor in (self.server.control.fileno(), *(process.readable if process else ())):
@@ -160,7 +160,7 @@ class Worker:
             self._processes.pop(name).close()
 
     def close(self) -> None:
-        """End the server, which kills its processes and all that they started, and wait until it ends."""
+        """End the server, which kills its processes and everything they started, and wait until it ends."""
         for name in [*self._processes]:
             self.end(name)
         self.server.close()
@@ -301,9 +301,8 @@ class JudgeRun(Generic[T]):
     def _lose(self, index: int, reason: str, had_worker: bool) -> None:
         """Requeue a judge unless it has already been tried twice.
 
-        Abandon all waiting judges after many failures in a row.
-
-        A judge without a worker waits for running judges. If none is running for some tries, all judges are abandoned.
+        A judge that cannot get a worker waits for the running judges. All waiting judges are abandoned after many
+        failures in a row, or after several failed starts while no judge is running.
         """
         with self._lock:
             if had_worker:

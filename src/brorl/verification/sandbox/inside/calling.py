@@ -1,6 +1,6 @@
-"""Calls a user's function on one response, in the style that its parameter names ask for.
+"""Calls a user's function on one response, in the style that its parameter names indicate.
 
-A response's values come by role: `response`, `reference`, `prompt` (the question), `text` (the text given to the
+A response's values are given by role: `response`, `reference`, `prompt` (the question), `text` (the text given to the
 model), `source` (the data source's name) and `as_messages`. A function with a `completions` parameter is called in
 TRL's style, one with `queries` and `labels` in OpenRLHF's. Any other function receives one value per parameter: by
 parameter name, as in verl, and otherwise in the order response, reference, prompt. Ambiguous functions are rejected.
@@ -24,7 +24,7 @@ RESPONSE, REFERENCE, PROMPT, TEXT, SOURCE, EXTRA = "response", "reference", "pro
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _OF_OPENRLHF = ("queries", "prompts", "labels")
 _REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")  # columns that TRL's functions often read
-# A parameter has the first of these roles that lists its name or a word in it.
+# A parameter's role is the first of these that lists its name or a word in its name.
 _NAMES = {
     SOURCE: {"data_source"},
     EXTRA: {"extra_info"},
@@ -41,7 +41,7 @@ _NAMES = {
 
 
 def takes(function: Function) -> list[str]:
-    """Return the roles of the values that a function takes; a `ValueError` says why it cannot be called."""
+    """Return the roles of the values that a function takes; ValueError, with the reason, if it cannot be called."""
     trainer = _trainer(function)
     if trainer == "TRL":
         return [RESPONSE, REFERENCE, PROMPT]
@@ -52,7 +52,7 @@ def takes(function: Function) -> list[str]:
                 raise ValueError(f"it is unclear what to pass as its parameter {name!r}")
         return [RESPONSE, REFERENCE, TEXT]
     roles = _roles(function)
-    try:  # a wrapper may take different arguments from the wrapped function
+    try:  # a wrapper may take different arguments than the wrapped function
         args, named = _arguments(function, dict.fromkeys(roles))
         inspect.signature(function, follow_wrapped=False).bind(*args, **named)
     except TypeError as error:
@@ -61,7 +61,7 @@ def takes(function: Function) -> list[str]:
 
 
 def called(function: Function, given: Mapping[str, Any]) -> Any:
-    """Call a function on one response, and return its value or, from a trainer's list, the only reward."""
+    """Call a function on one response. Return its value or, from a trainer-style list, the only reward."""
     trainer = _trainer(function)
     if trainer == "TRL":
         return _only(result(function(**_trl_arguments(function, given))))
@@ -126,7 +126,7 @@ def required_columns(function: Function) -> list[str]:
 
 
 def columns_of_verl(function: Function) -> list[str]:
-    """Return the columns that a function with verl's signature can take besides the response, the answer first."""
+    """Return the columns that a function with verl's signature can take in addition to the response, answer first."""
     try:
         roles = {} if _trainer(function) else _roles(function)
     except ValueError:
@@ -135,10 +135,10 @@ def columns_of_verl(function: Function) -> list[str]:
 
 
 def _trainer(function: Function) -> str | None:
-    """Return the trainer whose list signature a function has; None if the function takes one response."""
+    """Return the trainer whose list-based signature a function has; None if the function takes one response."""
     try:
         names = signature(function).parameters
-    except (TypeError, ValueError):  # some functions in C have no signature
+    except (TypeError, ValueError):  # some C functions have no signature
         return None
     return "TRL" if "completions" in names else "OpenRLHF" if "queries" in names else None
 
@@ -159,8 +159,8 @@ def _roles(function: Function) -> dict[str, str]:
     required = [name for name, parameter in parameters.items() if _is_required(parameter)]
     positional = [name for name, parameter in parameters.items() if parameter.kind in _BY_POSITION]
     roles = _named_roles([*required, *positional])
-    # Other parameters are the missing roles in order. The third is the question if it is required and no name has a
-    # role: `a, b, c` is response, reference, prompt, but in `a, b, c=1`, c is an option.
+    # The other parameters take the missing roles in order. If no name indicates a role, a required third parameter is
+    # the question: `a, b, c` is response, reference, prompt, but in `a, b, c=1`, c is an option.
     missing = [role for role in (RESPONSE, REFERENCE) if role not in roles.values()]
     if not roles and {*positional[2:3]} <= {*required}:
         missing.append(PROMPT)
@@ -183,7 +183,7 @@ def _check_takes_one_response(parameters: Mapping[str, Parameter]) -> None:
 
 
 def _named_roles(names: Iterable[str]) -> dict[str, str]:
-    """Return the roles that names indicate, each for the first such name."""
+    """Return the roles that names indicate. Each role goes to the first name that indicates it."""
     roles: dict[str, str] = {}
     for name in names:
         role = _role(name)
@@ -198,7 +198,7 @@ def _is_required(parameter: Parameter) -> bool:
 
 
 def _arguments(function: Function, value_of: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments by position, and by name after a parameter without a value."""
+    """Return the positional arguments, and keyword arguments for everything after a parameter without a value."""
     args: list[Any] = []
     by_name: dict[str, Any] = {}
     for place, (name, parameter) in enumerate(signature(function).parameters.items()):
@@ -219,7 +219,7 @@ def _columns(parameters: Mapping[str, Parameter]) -> list[str]:
 
 
 def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for one response of a function with TRL's signature.
+    """Return the arguments for calling a function with TRL's signature on one response.
 
         reward(completions, target): target=[reference]
         reward(completions, numbers, target): the reference is the JSON object {"numbers": ..., "target": ...}
@@ -256,7 +256,7 @@ def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Return the object in JSON text; an empty object if there is none."""
+    """Parse a JSON object; return an empty one if the text is anything else."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,10 +1,10 @@
 """Confines a sandbox process: limits, a different user, no privileges, Landlock, and a system-call filter.
 
-Landlock and seccomp each deny files, the network and other processes. UNSAFE sets only time and memory limits and a
-session. TRUSTED, for the user's own functions, sets only a session. At these two levels the server inherits the orphans
-of its processes.
+Landlock and seccomp each deny access to files, the network and other processes. UNSAFE only sets time and memory limits
+and starts a session. TRUSTED, for the user's functions, only starts a session. At these two levels, the server inherits
+the orphans of its processes.
 
-Sources: the Linux headers in `include/uapi/` that the constants name.
+Sources: the Linux headers in `include/uapi/` named next to the constants.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CAP_VERSION = 0x20080522
 
 
 class Confinement:
-    """The confinement at one level. At LANDLOCK programs can read the directories. OSError if setup fails."""
+    """The confinement at one level. At LANDLOCK, programs can read the directories. OSError if setup fails."""
 
     def __init__(self, level: str, directories: Sequence[str]) -> None:
         self._server = os.getpid()
@@ -70,13 +70,13 @@ class Confinement:
             self._prepare(level, directories)
 
     def _prepare(self, level: str, directories: Sequence[str]) -> None:
-        """Set up everything in the server that its forks inherit."""
+        """Set up, in the server, everything that its forks inherit."""
         _limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
         _limit(resource.RLIMIT_FSIZE, 0)
         _limit(resource.RLIMIT_MEMLOCK, 0)
         able = {_CAP_KILL, _CAP_SETGID, _CAP_SETUID} <= _capabilities()
         self._user_can_change = able and (level == SECCOMP or all(map(_open_to_all, directories)))
-        for capability in range(64):  # unknown numbers fail, which does not matter
+        for capability in range(64):  # unknown numbers fail, which is harmless
             self._prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
         if not self._user_can_change:
             self._drop_capabilities()
@@ -94,14 +94,14 @@ class Confinement:
             self._ruleset = Ruleset(directories)
 
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
-        """Confine this fork before any untrusted code runs. If the kernel rejects a part, an OSError prevents that.
+        """Confine this fork before any untrusted code runs. If the kernel rejects any step, an OSError is raised first.
 
         The program may use `memory_bytes` beyond the server's address space, including what its descriptors can hold in
         the kernel. Its threads share `core`, if given.
         """
         os.setsid()
         if core is not None:
-            with contextlib.suppress(OSError):  # this process may have lost the core since
+            with contextlib.suppress(OSError):  # this process may have lost access to the core
                 os.sched_setaffinity(0, {core})
         if self.level != TRUSTED:
             _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
@@ -110,7 +110,7 @@ class Confinement:
                 _limit(resource.RLIMIT_AS, self._address_space + memory_bytes)
             if self.confined and self._user_can_change:
                 self._change_user()
-            self._must(_PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which resets it
+            self._must(_PR_SET_PDEATHSIG, signal.SIGKILL)  # after changing the user, which resets it
             if os.getppid() != self._server:
                 os._exit(0)
         if self.confined and self._ruleset:
@@ -129,7 +129,7 @@ class Confinement:
             os.setresuid(user, user, user)
             _limit(resource.RLIMIT_NPROC, MAX_THREADS)
         self._drop_capabilities()
-        self._must(_PR_SET_DUMPABLE, 0)  # the change of user resets it to a system setting
+        self._must(_PR_SET_DUMPABLE, 0)  # changing the user resets it to a system setting
 
     def _drop_capabilities(self) -> None:
         self._prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -150,7 +150,7 @@ def _descriptor_bytes() -> int:
 
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:
-    """Lower a soft and hard limit. Never raise a hard limit."""
+    """Lower the soft and hard limits of a resource. Never raise a hard limit."""
     maximum = resource.getrlimit(which)[1]
     hard = soft if hard is None else hard
     hard = hard if maximum == resource.RLIM_INFINITY else min(hard, maximum)
@@ -158,7 +158,7 @@ def _limit(which: int, soft: int, hard: int | None = None) -> None:
 
 
 def _open_to_all(directory: str) -> bool:
-    """Return whether every user can read a directory. A Python in root's home, for example, is open only to root."""
+    """Return whether every user can read a directory. Only root can read a Python in root's home, for example."""
     modes = [os.stat(directory).st_mode]
     while directory != os.path.dirname(directory):
         directory = os.path.dirname(directory)

@@ -1,8 +1,8 @@
-"""The fork server: a small process that loads the standard library, and forks to start a worker's processes.
+"""The fork server: a small process that loads the standard library and forks to start a worker's processes.
 
-Over a socket the parent sends the descriptors for a new process, or the number of a process to kill. The server reports
+Over a socket, the parent sends the descriptors for a new process or the number of a process to kill. The server reports
 when a process has ended. The server is started by exec, never as a fork of a process that may hold a GPU. It inherits
-no other descriptors from its parent, and the parent's environment only if it is trusted.
+no other descriptors from its parent, and it inherits the parent's environment only if it is trusted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _EXTENSIONS = os.path.join(_FOLDER, "lib-dynload")
 
 
 def _load_library(level: str, modules: Sequence[str]) -> None:
-    """Before any fork, import what programs at this level could not import, or what would cost each of them time."""
+    """Before any fork, import whatever programs at this level cannot import themselves or would lose time importing."""
     for module in (*_PRELOADED, *modules):
         importlib.import_module(module)
     if level == LANDLOCK:
@@ -75,7 +75,7 @@ def _load_library(level: str, modules: Sequence[str]) -> None:
 
 
 def library_folders() -> list[str]:
-    """Return the directories that programs can import from: the standard library's and those of installed packages."""
+    """Return the directories that programs can import from: the standard library and installed packages."""
     folders = [path for path in sys.path if path in (_FOLDER, _EXTENSIONS) or path.endswith(_INSTALLED)]
     return [path for path in folders if os.path.isdir(path)]
 
@@ -97,7 +97,7 @@ def _load(path: str) -> int | None:
 
 
 def _load_libraries() -> None:
-    """Load the libraries that extension modules link, but not the modules: fewer mappings make forks faster."""
+    """Load the libraries that extension modules link to, but not the modules: fewer mappings make forks faster."""
     extensions = [*_extension_files().values()]
     handles = [_load(path) for path in extensions]
     for path in _mapped() - {os.path.realpath(path) for path in extensions}:
@@ -146,7 +146,7 @@ class _KeptLoader(SourceFileLoader):
 
 
 def _sources(folder: str, package: str) -> Iterator[tuple[str, _KeptLoader]]:
-    """Yield the name and loader of each module below a standard-library folder."""
+    """Yield the name and loader of each module in a standard-library folder and its subfolders."""
     for entry in os.scandir(folder):
         name = entry.name.removesuffix(".py")
         if entry.is_dir() and name.isidentifier() and name not in (*_INSTALLED, *_TESTS):
@@ -158,12 +158,12 @@ def _sources(folder: str, package: str) -> Iterator[tuple[str, _KeptLoader]]:
 
 
 _WATCH_S = 0.02  # interval between counts of the processes' threads and page tables
-_MIN_TABLES, _BYTES_PER_TABLE_BYTE = 16 << 20, 256  # contiguous memory needs half of these tables
-_ORPHANS_S = 5.0  # killed orphans must have ended within this time
+_MIN_TABLES, _BYTES_PER_TABLE_BYTE = 16 << 20, 256  # contiguous memory needs half as much
+_ORPHANS_S = 5.0  # killed orphans must end within this time
 _BETWEEN_LOOKS_S = 0.001  # interval between searches for orphans
-_PARENT = 1  # field of /proc/PID/stat, counting after the name
+_PARENT = 1  # index of a field in /proc/PID/stat, counting from 0 after the name
 _COUNTED = re.compile(r"^(?:Threads|VmPTE):\s+(\d+)", re.MULTILINE)  # in /proc/PID/status, which lists VmPTE first
-# A process's two pipes are at the last descriptors that its limit allows, out of the way of the program's own.
+# A process's two pipes use the last descriptors that its limit allows, out of the way of the program's descriptors.
 _REQUESTS, _REPLIES = MAX_DESCRIPTORS - 2, MAX_DESCRIPTORS - 1
 _C = ctypes.PyDLL(None, use_errno=True)
 
@@ -188,7 +188,7 @@ def main() -> None:
         confinement = Confinement(settings["level"], [] if trusted else library_folders())
     except BaseException as error:
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
-        while control.recv(4096):  # with messages unread, the parent would see the end before the report
+        while control.recv(4096):  # if messages stay unread, the parent sees the server end before the report
             pass
         return
     if not trusted:
@@ -215,7 +215,7 @@ def _die_with_parent(lifeline: int) -> None:
 
 
 def _preload(settings: dict[str, Any]) -> None:
-    """Import modules before any fork: then programs need not, and may be unable to."""
+    """Import modules before any fork, so programs need not import them, which they may be unable to do."""
     if settings["packages"]:
         sys.path[:] = settings["packages"]
     else:
@@ -228,7 +228,7 @@ def _preload(settings: dict[str, Any]) -> None:
 
 
 class _Server:
-    """The server loop: starts processes, kills processes, reports when they end."""
+    """The server loop: starts and kills processes, and reports when they end."""
 
     def __init__(self, lifeline: int, control: socket.socket, confinement: Confinement) -> None:
         self._lifeline = lifeline
@@ -316,7 +316,7 @@ class _Server:
             os.close(descriptor)
 
     def _become(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Confine this fork, and serve requests until they end."""
+        """Confine this fork, and serve requests until there are no more."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -336,7 +336,7 @@ class _Server:
 
     def _reap(self) -> None:
         while self._number_of:
-            can_look = hasattr(os, "waitid")  # look first: after the wait, the counts are gone
+            can_look = hasattr(os, "waitid")  # look first: a reaped process has no counts
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
             denied = denied_s(child.si_pid) if child else None
             pid, status, usage = os.wait4(child.si_pid if child else -1, os.WNOHANG)
@@ -359,14 +359,14 @@ class _Server:
             )
 
     def _end_group(self, pid: int) -> None:
-        """Kill what an unconfined process leaves behind. Confined processes cannot start others."""
+        """Kill whatever an unconfined process leaves behind. Confined processes cannot start others."""
         if not self._confinement.confined:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Kill all orphans that this process inherited, and the orphans that those leave in turn, in any session."""
+        """Kill all orphans that this process has inherited, and any orphans they leave in turn, in any session."""
         end = time.monotonic() + _ORPHANS_S
         while (orphans := [pid for pid in _children() if pid not in self._number_of]) and time.monotonic() < end:
             for pid in orphans:
@@ -380,7 +380,7 @@ class _Server:
 
 
 def _fork() -> int:
-    """Fork faster than `os.fork`: do not reset locks and seeds. Without other threads, nobody can hold a lock."""
+    """Fork faster than `os.fork`, without resetting locks and seeds: with no other threads, no lock can be held."""
     if threading.active_count() > 1:
         return os.fork()
     pid: int = _C.fork()

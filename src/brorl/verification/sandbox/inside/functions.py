@@ -1,4 +1,4 @@
-"""Loads and calls functions by path in a trusted process, which contains accidents, not adversaries."""
+"""Loads and calls functions by path in a trusted process, which guards against accidents, not adversaries."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Functions:
         return None
 
     def call(self, name: str, arguments: str, through: str | None = None) -> tuple[str | None, str | None, bool]:
-        """Call a loaded function with arguments in JSON text, or call `through` with the function and the arguments.
+        """Call a loaded function with JSON arguments, or call `through` with the function and the arguments.
 
-        Return (value as JSON text, exception, whether the process retains too much memory to continue); value or
-        exception is None. If memory runs out, the process exits, since an exit code allocates nothing.
+        Return (value as JSON text, exception, whether the process retains too much memory to continue); the value or
+        the exception is None. If memory runs out, the process exits, since an exit code allocates nothing.
         """
         text = problem = None
         try:
@@ -79,7 +79,7 @@ class Functions:
 
 
 def _called(function: Callable[..., object], arguments: Any) -> object:
-    """Call a function on values in order, or a user's on values by role. Without values, return the roles it takes."""
+    """Call a function with positional values, or a user's with values by role. Without values, return its roles."""
     if arguments is None:
         try:
             return {"takes": takes(function)}
@@ -106,9 +106,9 @@ def scalar(value: Any) -> object:
 
 
 def load(name: str) -> Callable[..., object]:
-    """Import `package.module:function`, also from the current directory, or `path/to/file.py:function`.
+    """Import `package.module:function`, possibly from the current directory, or `path/to/file.py:function`.
 
-    `path/to/file.pkl:function` is a function that Python code passed to a run; the file contains only that.
+    `path/to/file.pkl:function` is a function that Python code passed to a run; the file contains only that function.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
@@ -136,7 +136,7 @@ def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     if spec is None or spec.loader is None:
         raise ImportError(f"not a Python file: {path}")
-    sys.path.append(str(path.absolute().parent))  # the file can import its neighbors, as a program can
+    sys.path.append(str(path.absolute().parent))  # the file can import its neighbors, as a script can
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -144,7 +144,7 @@ def _load_file(path: Path) -> Any:
 
 
 def _load_pickle(path: Path) -> Callable[..., object]:
-    """Load a function from the run's own directory. Loading executes code, as importing a file does."""
+    """Load a function from the run directory. Loading executes code, as importing a file does."""
     stored = pickle.loads(path.read_bytes())
     if stored["python"] != sys.version_info[:2]:
         raise RuntimeError("the function was stored by Python {}.{}; use that version".format(*stored["python"]))

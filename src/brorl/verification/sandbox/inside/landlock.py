@@ -1,4 +1,4 @@
-"""A Landlock ruleset, with which the kernel denies files, the network and signals to a process.
+"""A Landlock ruleset, which makes the kernel deny a process access to files, the network and signals.
 
 Sources: `Documentation/userspace-api/landlock.rst` in Linux, and `include/uapi/linux/landlock.h` for the constants.
 """
@@ -16,7 +16,7 @@ _CREATE_RULESET_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _RULE_PATH_BENEATH = 1  # LANDLOCK_RULE_PATH_BENEATH
 _LOG_SAME_EXEC_OFF = 1  # LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF: a program must not flood the audit log
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3  # LANDLOCK_ACCESS_FS_READ_FILE and LANDLOCK_ACCESS_FS_READ_DIR
-# interface version: what it adds (file rights, network rights, scopes, `restrict_self` flags)
+# interface version -> what it adds (file rights, network rights, scopes, `restrict_self` flags)
 _ADDED = {
     1: (0x1FFF, 0, 0, 0),  # LANDLOCK_ACCESS_FS_EXECUTE to LANDLOCK_ACCESS_FS_MAKE_SYM
     2: (1 << 13, 0, 0, 0),  # LANDLOCK_ACCESS_FS_REFER
@@ -36,10 +36,10 @@ def landlock_version() -> int:
 
 
 class Ruleset:
-    """A ruleset that allows only reading in some directories; OSError if the kernel rejects it.
+    """A ruleset that allows only reading, in the given directories; OSError if the kernel rejects it.
 
     Packages below a directory stay unreadable. The fork server creates the ruleset once, and each fork enforces it. It
-    works with version 1 of the interface, and uses what later versions add; seccomp covers what older versions lack.
+    works with version 1 of the interface and uses what later versions add; seccomp covers what older versions lack.
     """
 
     def __init__(self, directories: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class Ruleset:
 
 
 def _entries(directory: str) -> Iterator[str]:
-    """Yield the readable paths below a directory: all but packages, or the directory itself if it is for packages."""
+    """Yield the paths to allow: the directory itself if it contains packages, else its entries except packages."""
     if os.path.basename(directory) in _PACKAGES:
         yield directory
         return

@@ -1,7 +1,7 @@
 """The code in a worker process: runs one program, or loads one and calls its functions, and communicates over pipes.
 
-A message is a `Frame`. Nothing here is a protection: the program can change all of it. The confined process is the
-boundary.
+A message is a `Frame`. Nothing here provides protection, because the program can change all of it. The security
+boundary is the confined process.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class _Loaded:
 
 
 def _exception(text: str) -> BaseException:
-    """Return the built-in exception in a text such as `ValueError: negative`; a RuntimeError for any other text."""
+    """Return the built-in exception that a string such as `ValueError: negative` names; otherwise a RuntimeError."""
     name, colon, message = text.partition(":")
     kind = getattr(builtins, name.strip(), None)
     arguments: tuple[object, ...] = (message.strip(),) if colon else ()
@@ -210,10 +210,10 @@ def _exception(text: str) -> BaseException:
 
 
 def _failure(error: BaseException) -> bytes:
-    """Return a failure's text: for an exception, the last line of its traceback.
+    """Return a failure message: for an exception, the last line of its traceback.
 
-    The program's own `__str__` may raise anything. If a thread could not start, the text names the limit instead: the
-    number of threads, or the memory for its stack.
+    The program's `__str__` may raise anything. If a thread could not start, the message instead names the limit that
+    was hit: the number of threads, or the memory for the thread's stack.
     """
     if isinstance(error, MemoryError):  # free the objects that the exception's frames hold
         error.__traceback__ = error.__context__ = error.__cause__ = None

@@ -27,7 +27,7 @@ ALWAYS: dict[str, tuple[int | None, int | None]] = {
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "pipe": (22, None),
     "pipe2": (293, 59), "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210),
     "getsockname": (51, 204),
-    # File names: imports ask whether a file exists, never for its content.
+    # File names: imports check whether a file exists, without reading it.
     "newfstatat": (262, 79), "stat": (4, None), "lstat": (6, None), "statx": (332, 291), "access": (21, None),
     "faccessat": (269, 48), "faccessat2": (439, 439), "getcwd": (79, 17), "getdents64": (217, 61),
     # Memory.
@@ -49,7 +49,7 @@ ALWAYS: dict[str, tuple[int | None, int | None]] = {
     "rseq": (334, 293), "exit": (60, 93), "exit_group": (231, 94),
 }
 
-SOMETIMES: dict[str, tuple[int | None, int | None]] = {  # allowed under the conditions of `_RULES`
+SOMETIMES: dict[str, tuple[int | None, int | None]] = {  # allowed under the conditions in `_RULES`
     "open": (2, None), "openat": (257, 56), "clone": (56, 220), "clone3": (435, 435), "fcntl": (72, 25),
     "ioctl": (16, 29), "prlimit64": (302, 261), "setrlimit": (160, 164), "socketpair": (53, 199),
     "sendto": (44, 206), "close_range": (436, 436), "mmap": (9, 222),
@@ -58,11 +58,11 @@ SOMETIMES: dict[str, tuple[int | None, int | None]] = {  # allowed under the con
 
 # linux/audit.h: (column in the tables, AUDIT_ARCH_X86_64 or AUDIT_ARCH_AARCH64).
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_X32 = 0x40000000  # asm/unistd.h: __X32_SYSCALL_BIT; x86-64 kernels also answer calls of the x32 ABI
+_X32 = 0x40000000  # asm/unistd.h: __X32_SYSCALL_BIT; x86-64 kernels also accept x32 ABI calls
 
 # linux/bpf_common.h: BPF_LD | BPF_W | BPF_ABS, BPF_ALU | BPF_AND, BPF_RET, BPF_JMP | BPF_JEQ and BPF_JMP | BPF_JGE.
 _LOAD, _AND, _RETURN, _JUMP_EQUAL, _JUMP_AT_LEAST = 0x20, 0x54, 0x06, 0x15, 0x35
-# linux/seccomp.h: SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS and SECCOMP_RET_ERRNO, to which an error is added.
+# linux/seccomp.h: SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS and SECCOMP_RET_ERRNO, to which an error number is added.
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # linux/seccomp.h: offsets in `struct seccomp_data`
 _EVERY_BIT = 0xFFFFFFFF
@@ -81,13 +81,13 @@ def _null(argument: int) -> tuple[Condition, ...]:
     return Condition(argument, 0), Condition(argument, 0, high=True)
 
 
-# linux/sched.h: CLONE_THREAD, CLONE_VM and CLONE_FILES. Threads share memory and descriptors, and end with the process:
-# each thread with its own descriptor table could hold as many full sockets again.
+# linux/sched.h: CLONE_THREAD, CLONE_VM and CLONE_FILES. Threads must share memory and descriptors, and end with the
+# process: every additional descriptor table could hold as many full sockets again.
 _CLONE_SHARED = 0x00010000 | 0x00000100 | 0x00000400
 # linux/sched.h: CLONE_NEW*, CLONE_NEWTIME, CLONE_PIDFD, CLONE_PTRACE, CLONE_VFORK and CLONE_UNTRACED.
 _CLONE_OTHERS = 0x7E020000 | 0x00000080 | 0x00001000 | 0x00002000 | 0x00004000 | 0x00800000
 _CLOSE_RANGE_UNSHARE = 2  # linux/close_range.h; also gives the thread its own table
-# linux/mman.h and asm-generic/mman-common.h. Shared anonymous pages stay when most of their mapping is gone, so no
+# linux/mman.h and asm-generic/mman-common.h. Shared anonymous pages survive when most of their mapping is gone, so no
 # address-space limit counts them. An open file, such as standard input, can be mapped.
 _MAP_TYPE, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 0x01, 0x02, 0x20
 # asm-generic/fcntl.h: O_WRONLY, O_RDWR, O_CREAT and O_TRUNC (O_TMPFILE needs one of the first two).
@@ -102,7 +102,7 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF  # include/linux/socket.h and inc
 
 # A call is allowed if all conditions in one of its rows hold.
 _RULES: list[tuple[str, tuple[Condition, ...]]] = [
-    # No new process, no namespace, no process descriptor.
+    # No new processes, namespaces or process descriptors.
     ("clone", (Condition(0, _CLONE_SHARED, _CLONE_SHARED | _CLONE_OTHERS),)),
     ("close_range", (Condition(2, 0, _CLOSE_RANGE_UNSHARE),)),
     ("mmap", (Condition(3, _MAP_PRIVATE, _MAP_TYPE),)),
@@ -110,7 +110,7 @@ _RULES: list[tuple[str, tuple[Condition, ...]]] = [
     *(("fcntl", (Condition(1, command),)) for command in _FCNTL_COMMANDS),
     ("fcntl", (Condition(1, _SETFL), Condition(2, 0, _ASYNC))),
     *(("ioctl", (Condition(1, request),)) for request in _IOCTL_REQUESTS),
-    # All limits can be read. Only the stack's can be changed: changing others could fake an infrastructure failure.
+    # All limits can be read. Only the stack limit can be changed: changing others could fake an infrastructure failure.
     ("prlimit64", (Condition(0, 0), *_null(2))),
     ("prlimit64", (Condition(0, 0), Condition(1, _RLIMIT_STACK))),
     ("setrlimit", (Condition(0, _RLIMIT_STACK),)),
@@ -122,7 +122,7 @@ _READING_RULES: list[tuple[str, tuple[Condition, ...]]] = [
     ("open", (Condition(1, 0, _OPEN_FOR_WRITING),)),
     ("openat", (Condition(2, 0, _OPEN_FOR_WRITING),)),
 ]
-_UNKNOWN = "clone3"  # fails as unknown: a filter cannot see its flags in memory; the C library then uses `clone`
+_UNKNOWN = "clone3"  # fails as unknown: its flags are in memory, hidden from a filter; libc then uses `clone`
 
 
 def make_filter(reading: bool, machine: str | None = None) -> bytes:
