@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.linux]
 TREES = """
 import json
 import numpy as np
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import small_model
@@ -23,7 +24,8 @@ for architecture, shared_tokens in (("llama", 0), ("qwen3", 20), ("hooked", 20))
     prompts = [shared + rng.integers(1, 17, n).tolist() for n in (5, 2, 9)]
     sampling = SamplingParams(temperature=0.7, top_p=0.95, max_new_tokens=40, min_new_tokens=2)
     def sample(memory=1 << 30, **options):
-        return NativeEngine(model, 0, memory, echo=lines.append, **options).sample(prompts, [30, 1, 12], sampling, 5)
+        engine = NativeEngine(model, 0, memory, echo=lines.append, **options)
+        return engine.sample(SampleTask(prompts, [30, 1, 12], sampling, seed=5))
     expected = sample()
     model.cuda()
     for trees in (sample(), sample(60_000), sample(share_prefixes=False, graphs="off")):
@@ -70,6 +72,7 @@ import brorl.rollout.native_engine as native
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward, without_windows
 from brorl.model.tree_path import TreeForward
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.sampling import SamplingParams
@@ -98,7 +101,8 @@ for model, shared_tokens in ((small_model("qwen3", seed=3, scale=0.3), 0), (gemm
     sampling = SamplingParams(temperature=0.7, top_p=0.95, max_new_tokens=35)
     def sample():
         forward = choose_forward(model, context=90)
-        return NativeEngine(model, 0, forward=forward).sample(prompts, [9, 1, 5], sampling, 5), forward
+        task = SampleTask(prompts, [9, 1, 5], sampling, seed=5)
+        return NativeEngine(model, 0, forward=forward).sample(task), forward
     expected, on_cpu = sample()
     model.cuda()
     trees, on_device = sample()

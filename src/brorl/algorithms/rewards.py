@@ -61,7 +61,7 @@ def shaped_rewards(
         formatted_L = np.zeros(correct_L.shape, np.bool_)
     if max_new_tokens is None:
         if shaping.cosine_length.every_steps or shaping.overlong_tokens:
-            raise ValueError("a length reward needs the length limit of responses; pass max_new_tokens")
+            raise ValueError("a length reward needs the response length limit; pass max_new_tokens")
         max_new_tokens = 1
     terms_L = terms_L or {}
     if missing := [name for name in shaping.terms if name not in terms_L]:
@@ -69,7 +69,7 @@ def shaped_rewards(
     shapes = [value.shape for value in (correct_L, score_L, length_L, truncated_L, formatted_L, *terms_L.values())]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:
         raise ValueError(
-            "correct, score, length, truncated, formatted and terms need one entry per response each, got shapes "
+            "correct, score, length, truncated, formatted and terms must each have one entry per response, got shapes "
             f"{shapes}"
         )
     reward_L = np.asarray(score_L if shaping.partial_credit else correct_L, np.float64)

@@ -47,7 +47,7 @@ class CosineLength(Section):
         at = "rewards.cosine_length"
         if 0 < self.every_steps < self.on_steps:
             raise ValueError(
-                f"{at}.on_steps = {self.on_steps} is more than {at}.every_steps = {self.every_steps}; lower it"
+                f"{at}.on_steps = {self.on_steps} is more than {at}.every_steps = {self.every_steps}; lower on_steps"
             )
         for end in ("short", "long") if self.every_steps else ():
             correct, wrong = getattr(self, f"correct_{end}"), getattr(self, f"wrong_{end}")
@@ -105,7 +105,9 @@ class RewardShaping(Section):
             try:
                 regex.compile(pattern)
             except regex.error as error:
-                raise ValueError(f"rewards.format_pattern = {pattern!r} is not a regular expression: {error}") from None
+                raise ValueError(
+                    f"rewards.format_pattern = {pattern!r} is not a valid regular expression: {error}"
+                ) from None
         return pattern
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ from brorl.verification.sandbox.inside.calling import columns_of_verl, required_
 FOLDER = "given"
 """The subfolder of a run directory that contains these files."""
 _DOMAIN = "own"  # domain of rows verified by a given function
-_COLUMNS = "reward_columns"  # reference answer with all columns, if functions read several
+_COLUMNS = "reward_columns"  # the reference answer with all columns, if the functions read several
 _SEVERAL = "give several as {'right': f, 'brief': (g, 0.2)}"
 Reward: TypeAlias = Callable[..., object]
 Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"

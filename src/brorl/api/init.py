@@ -82,7 +82,7 @@ def _check_model(model: str) -> None:
         near = get_close_matches(folder.name, folders, 1)
         meant = f"did you mean {above / near[0]}?" if near else "fix the name"
         raise UserError(
-            f"{argument}: there is no folder {model}, and {above} is a folder here; {meant} (for a model of the "
+            f"{argument}: there is no folder {model}, and {above} is a folder here; {meant} (for a model on the "
             "hub, add @main)"
         )
 

@@ -213,7 +213,7 @@ def verify(
         The verdicts, their counts by domain and reason, and the agreement with the stored verdicts.
 
     Raises:
-        UserError: If a file cannot be read, no response belongs to a question, or a domain has no verifier.
+        UserError: If a file cannot be read, no response matches a question, or a domain has no verifier.
     """
     refuse_in_worker()
     settings = flat_settings(overrides)

@@ -197,7 +197,7 @@ def _best_arm(results: ComparisonResults) -> Finding:
 
 
 def _slow_runs(results: ComparisonResults) -> Iterator[Finding]:
-    """Yield runs that completed far fewer steps than their siblings in the same time, because the machine was busy."""
+    """Yield runs that completed far fewer steps than their siblings in the same time because the machine was busy."""
     comparison = results.comparison
     for arm in comparison.arms if comparison.unit == "seconds" else ():
         runs = [run for run in arm.runs if run.end_reason is None]

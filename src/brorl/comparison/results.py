@@ -211,7 +211,7 @@ class BestArm:
     arm: str  # name of the arm with the highest score
     second: str  # name of the arm with the second highest score
     lead: Estimate  # best score minus second score, with a 95% interval
-    lead_shown: bool  # whether the lead's interval is above 0
+    lead_shown: bool  # whether the lead's interval lies entirely above 0
 
     @property
     def is_tied(self) -> bool:

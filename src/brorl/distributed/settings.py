@@ -1,4 +1,4 @@
-"""Settings of a cluster: how many workers of each kind, where they run, and whether they wait for each other."""
+"""Cluster settings: how many workers of each kind, where they run, and whether they wait for each other."""
 
 from __future__ import annotations
 

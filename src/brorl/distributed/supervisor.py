@@ -55,7 +55,7 @@ class FinishedCall(NamedTuple):
     """A finished call."""
 
     ticket: int  # the number that `submit` returned
-    receipt: Any  # first result of the method, small
+    receipt: Any  # the method's first result, which is small
     payload: Any = None  # second result of the method
     is_lost: bool = False  # whether the call was abandoned after too many lost actors
 

@@ -236,7 +236,10 @@ _compiles: ContextVar[bool] = ContextVar("compiles", default=False)  # whether t
 
 @contextmanager
 def compiler_settings() -> Iterator[None]:
-    """Set up the compiler inside the block. Outside such a block, each graph call does so itself, which is slower."""
+    """Configure the compiler for the duration of the block.
+
+    Outside such a block, each graph call does so itself, which is slower.
+    """
     from torch._inductor import config as kernels  # slow to import
 
     fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}

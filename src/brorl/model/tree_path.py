@@ -1,8 +1,8 @@
 """The tree path: exact, differentiable log-probs of every tree node, computed with tree attention in chunks.
 
-The caller of `chunk_logprobs` back-propagates each chunk before requesting the next, so the learner's memory does not
-depend on N. Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed
-once. A prompt's keys and values accumulate the gradients of all chunks, which then flow through the prompt.
+The caller of `chunk_logprobs` backpropagates through each chunk before requesting the next, so the learner's memory
+does not depend on N. Packed chunks contain their prompts. Other chunks are small and share their prompts, which are
+computed once. A prompt's keys and values accumulate the gradients of all chunks, which then flow through the prompt.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def chunk_logprobs(
     recompute_prompts: bool = False,
     forward: TreeForward = TREE,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks. The caller back-propagates each chunk's loss before the next chunk.
+    """Yield the log-probs of all nodes in chunks. The caller backpropagates each chunk's loss before the next chunk.
 
         for chunk in chunk_logprobs(model, trees):
             loss(chunk.index, chunk.logprob).backward()

@@ -77,7 +77,7 @@ def is_countdown_reference(reference: str) -> bool:
 
 
 def _expression(terms: Sequence[tuple[Fraction, str]], target: int) -> str | None:
-    """Combine terms pairwise, in every way, until one remaining term equals the target."""
+    """Combine terms pairwise in every possible way until the one remaining term equals the target."""
     if len(terms) == 1:
         return terms[0][1] if terms[0][0] == target else None
     for i, j in permutations(range(len(terms)), 2):

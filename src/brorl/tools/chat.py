@@ -139,7 +139,7 @@ class Chat:
                 reply = chat.exchange([(names[0], result) for result in _RESULTS]).reply
                 if all(result in reply for result in _RESULTS):
                     return chat
-        raise self.refused("cannot show two results after a turn")
+        raise self.refused("cannot show two tool results after one turn")
 
     def refused(self, problem: str) -> RefusedTemplateError:
         """Return the error for a problem with the template."""

@@ -44,7 +44,7 @@ class Backlog:
     _serials: int = 0
     _pending: deque[Prompt] = field(default_factory=deque)  # prompts to start before those from the stream
     _under_way: dict[int, PromptStart] = field(default_factory=dict)
-    _ready: dict[int, Group] = field(default_factory=dict)  # finished, waiting groups, in order of completion
+    _ready: dict[int, Group] = field(default_factory=dict)  # finished groups that are waiting, in completion order
     _open: dict[int, Prompt] = field(default_factory=dict)  # starts that no step has reported yet
     _stale: set[int] = field(default_factory=set)  # starts whose staleness exceeds `max_staleness`
     _slow: set[str] = field(default_factory=set)  # ids of prompts whose last start became too stale
@@ -52,7 +52,7 @@ class Backlog:
 
     @property
     def num_ready(self) -> int:
-        """Number of finished, waiting groups."""
+        """Number of finished groups that are waiting."""
         return len(self._ready)
 
     @property

@@ -128,7 +128,7 @@ class ReferenceSettings(Section):
     def _optimizer_needs_resets(self) -> Self:
         if self.reset_optimizer and not self.first_reset:
             raise ValueError(
-                "reference.reset_optimizer clears AdamW's moments at every reset, but no resets are set; set "
+                "reference.reset_optimizer clears AdamW's moments at every reset, but resets are not enabled; set "
                 "reference.reset_every, or reference.reset_optimizer: false"
             )
         return self

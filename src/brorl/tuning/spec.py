@@ -101,7 +101,7 @@ def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> lis
     Each candidate is the user's recipe with a different N, objective or learning rate, and with a rate that decays over
     the budget; docs/explanation/study.md gives the reasons. A gradient from fewer prompts is noisier, however many
     rollouts they have, so the rate scales with the square root of the number of prompts. Each N is tried at this rate
-    and at three times this rate, because a pretrained model's rate may already be as high as possible.
+    and at three times this rate, because a pretrained model's rate may already be as high as it can go.
 
     `prompts` maps each N that fits to the number of prompts for a step as long as the recipe's.
     """

@@ -93,7 +93,7 @@ class SlotCache:
         return self._reserved(num_tokens) > self.num_tokens
 
     def place(self, source_R: IntArray, slot_R: IntArray, stored_tokens: int, num_tokens: int) -> None:
-        """Move rows of `stored_tokens` tokens from slots source_R to slots slot_R, with room for `num_tokens`.
+        """Move each row's first `stored_tokens` tokens from slot source_R to slot_R, with room for `num_tokens`.
 
         If the reservation must grow, the new slots must be 0 to R - 1.
         """

@@ -123,7 +123,7 @@ def detect(text: str) -> str | None:
     """Return the language code of the first 10,000 characters, such as `en`; None if the letters fit no known language.
 
     langdetect uses random numbers. Here, every detection starts from the same seed, and profiles are loaded in name
-    order. langdetect ignores words in capitals, so text in all capitals is passed in lower case. A response such as
+    order. langdetect ignores all-caps words, so text that is all caps is lowercased first. A response such as
     `123` never follows an instruction about languages; the original accepts it for every language.
     """
     text = text[:_READ_CHARACTERS]

@@ -182,7 +182,7 @@ def _config_text(source: GymSource) -> str:
         return json.dumps(configs)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"config: its values must be strings, numbers, booleans, null, lists or mappings ({error})"
+            f"config: values must be strings, numbers, booleans, null, lists or mappings ({error})"
         ) from error
 
 

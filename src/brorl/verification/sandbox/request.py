@@ -68,7 +68,7 @@ class Reply:
     # value, of built-in types. None after loading and after a failed call.
     value: Any
     # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception. After a call also
-    # `exited inside the call` or `did not return a plain value`. None after a normal end.
+    # `exited inside the call` or `did not return a plain value`. None after a normal exit.
     failure: str | None
     # Wall time minus the time when other processes used the core. Includes decoding the value in this process.
     seconds: float
@@ -101,7 +101,7 @@ class RequestClock:
         self._pid = pid
         self._before_s = 0.0  # the request's time before the process last resumed
         self._runs = False
-        self._cpu_s = _cpu_s(pid)  # the process's processor time at its last reply
+        self._cpu_s = _cpu_s(pid)  # the process's CPU time as of its last reply
         self.restart()
 
     def restart(self) -> None:
