@@ -162,5 +162,5 @@ def test_a_reward_needs_what_it_depends_on() -> None:
 def test_arrays_of_different_lengths_are_refused(wrong: int) -> None:
     arrays = [np.ones(3, np.bool_), np.ones(3), np.ones(3, np.int64), np.ones(3, np.bool_), np.ones(3, np.bool_)]
     arrays[wrong] = arrays[wrong][:1]  # would be broadcast
-    with pytest.raises(ValueError, match="one entry per response each"):
+    with pytest.raises(ValueError, match="one entry per response"):
         shaped_rewards(*arrays[:4], "math", 1, RewardShaping(), arrays[4])

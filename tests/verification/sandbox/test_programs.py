@@ -90,10 +90,10 @@ def test_an_endless_program_that_no_signal_ends_is_stopped(pool: ProgramPool) ->
     """The attacks of `loops.attacks` have others."""
     source = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass"
     assert ended(pool, source, limits=SHORT).failure == "timeout"
-    assert not programs()
+    wait_until(lambda: not programs(), 20)
     (call,) = returned(pool, f"def f():\n  exec({source!r}, {{}})\n  while True: pass", ("f", ()), limits=SHORT)
     assert call.failure == "timeout"
-    assert not programs()
+    wait_until(lambda: not programs(), 20)
 
 
 def test_the_output_before_a_failure_is_kept(pool: ProgramPool) -> None:
