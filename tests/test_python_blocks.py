@@ -1,9 +1,11 @@
 """The Python of README.md and of the documentation, run from an empty folder to the result that the text promises."""
 
+import doctest
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +159,24 @@ def test_the_python_block_of_the_readme_works(tmp_path: Path) -> None:
     (comparison,) = tmp_path.glob("runs/compare-*/comparison.json")
     assert '"N=512"' in comparison.read_text()
     assert (tmp_path / "runs" / "mine" / "report.html").is_file()
+
+
+EXAMPLES = [
+    "algorithms.advantages", "algorithms.rewards", "tree", "verdict", "verification.domains.denial",
+    "verification.domains.lexicon", "verification.sandbox.values", "verification.thoughts",
+]  # fmt: skip
+
+
+def test_the_list_of_modules_with_examples_is_complete() -> None:
+    """The examples of `brorl.api` train, so pages of the documentation run them."""
+    package = ROOT / "src" / "brorl"
+    files = (file.relative_to(package) for file in package.rglob("*.py") if " >>> " in file.read_text("utf-8"))
+    modules = {".".join(file.with_suffix("").parts) for file in files}
+    assert {module for module in modules if not module.startswith("api.")} == {*EXAMPLES}
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_the_examples_of_docstrings_are_true(module: str) -> None:
+    done = doctest.testmod(import_module(f"brorl.{module}"))
+    assert done.attempted > 0
+    assert done.failed == 0

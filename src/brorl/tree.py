@@ -108,7 +108,7 @@ class RolloutTree:
         Raises:
             ValueError: If there are no responses, a response is empty, a token is negative, or lengths do not match.
 
-        Example:
+        Examples:
             >>> RolloutTree.from_responses([1, 2], [[5, 7], [5, 7], [5, 8, 9]])
             RolloutTree(3 rollouts, 2 distinct responses, 4 nodes, prompt of 2 tokens)
         """

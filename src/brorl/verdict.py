@@ -55,7 +55,7 @@ class Verdict:
         ValueError: If the score is not finite, the time is negative, or an unverified response is correct or has a
             nonzero score.
 
-    Example:
+    Examples:
         >>> Verdict(correct=False, score=0.5, extracted="41", reason="wrong answer", seconds=0.01).unverified
         False
     """

@@ -159,7 +159,7 @@ def grpo_weight(num_rollouts: int, num_correct: int) -> float:
 def pass_at_k_weight(num_rollouts: int, num_correct: int, k: int) -> float:
     """Return k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1), unbiased for the gradient of pass@k, 1 <= k <= N - 1.
 
-    Example:
+    Examples:
         >>> [pass_at_k_weight(num_rollouts=4, num_correct=c, k=3) for c in (1, 2, 3)]
         [4.0, 0.0, 0.0]
 

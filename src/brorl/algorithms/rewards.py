@@ -121,7 +121,7 @@ def overlong_punishment(length_L: IntArray, max_length: int, tokens: int) -> Flo
 
     with t tokens, L_max = max_length, and L_cache = tokens, 1 to L_max.
 
-    Example:
+    Examples:
         >>> overlong_punishment(np.array([70, 90, 110]), max_length=100, tokens=20)
         array([ 0. , -0.5, -1. ])
 

@@ -43,7 +43,7 @@ class ThoughtTags:
     def answer(self, prompt: str, response: str) -> str | None:
         """Return a response's text after its last thought; None if the response ends inside a thought.
 
-        Example:
+        Examples:
             >>> ThoughtTags().answer("2+2?", "<think>easy</think>4")
             '4'
         """

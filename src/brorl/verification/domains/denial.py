@@ -91,7 +91,7 @@ _ALTERNATIVE = re.compile(
 def denial_before(text: str) -> str:
     """Return the words at the end of the text that deny the next answer or name a different one; "" if none do.
 
-    Example:
+    Examples:
         >>> denial_before("The answer is not ")
         'not'
     """
@@ -109,7 +109,7 @@ def denial_before(text: str) -> str:
 def denial_after(text: str) -> str:
     """Return the words at the start of the text that name an alternative to the answer before it; "" if none do.
 
-    Example:
+    Examples:
         >>> denial_after(", or 43")
         ', or'
     """

@@ -23,7 +23,7 @@ class Lexicon:
     Args:
         text: The paragraphs. Words not in them get the letter `x`.
 
-    Example:
+    Examples:
         >>> lexicon = Lexicon("N = not\nnot, *n't\n\nC = correction\nhold on")
         >>> lexicon.letter("isn't"), lexicon.phrase(["hold", "on", "!"], 0), lexicon.phrase(["hold", "it"], 0)
         ('N', ('C', 2), ('x', 1))

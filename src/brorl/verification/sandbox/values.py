@@ -51,7 +51,7 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
     Subclass instances are encoded as the plain type: a `namedtuple` as a tuple, a `defaultdict` as a dict, an `IntEnum`
     as an int. A `deque` becomes a list. Iterators, ranges, dict views and arrays become `Elements`, at most a million.
 
-    Example:
+    Examples:
         >>> encode((1, 2))
         '{"t":[1,2]}'
     """
