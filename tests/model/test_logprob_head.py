@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from transformers import PreTrainedModel
 
-from brorl.model.flex_attention import compiled
+from brorl.model.compilation import compiled
 from brorl.model.forward import choose_forward
 from brorl.model.logits import RowLogits
 from brorl.model.logprobs import LogprobHead, NextToken, _gradient, _reduce, by_tree, smallest_kept
@@ -61,6 +61,7 @@ def test_values_and_gradients_equal_the_definition(
     """Several nodes of a row, rows without nodes, tokens that cannot be drawn; blocks of 3 rows."""
     if dtype == torch.bfloat16 and (next_token.top_k or next_token.top_p < 1):
         pytest.skip("rounded logits keep other tokens")
+    torch.manual_seed(int(rng.integers(1 << 30)))  # unseeded weights can tie two logits within the rounding
     hidden = torch.from_numpy(rng.normal(size=(ROWS, 8))).to(dtype).requires_grad_()
     head = nn.Linear(8, VOCABULARY, dtype=dtype)
     length_R = torch.from_numpy(rng.integers(0, 6, ROWS))

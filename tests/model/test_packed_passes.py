@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
-from brorl.model import flex_attention
+from brorl.model import compilation
 from brorl.model.chunks import ChunkLayout, TreeSlice, split_into_chunks
 from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext
@@ -223,9 +223,9 @@ def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
         return counter
 
     torch.compiler.reset()
-    flex_attention.compiled.cache_clear()
+    compilation.compiled.cache_clear()
     yield compile_with
-    flex_attention.compiled.cache_clear()
+    compilation.compiled.cache_clear()
     torch.compiler.reset()
 
 
@@ -409,7 +409,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def failing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no valid configuration\nmore")
 
-    monkeypatch.setattr(flex_attention, "compiled", lambda _function: failing)
+    monkeypatch.setattr(compilation, "compiled", lambda _function: failing)
     with pytest.raises(HooksError, match=r"RuntimeError: no valid configuration more"):
         check_packed(small_model(dtype=torch.float32), replace(PACKED, compiled=True))
 

@@ -90,9 +90,9 @@ def test_every_variant_trains(device: Path, tmp_path: Path) -> None:
 
 UNCOMPILED = """
 import atexit
-from brorl.model import flex_attention, logprobs
+from brorl.model import compilation, flex_attention, logprobs
 made, original = [], flex_attention.FlexContext.of_heads
-for module in (flex_attention, logprobs):
+for module in (compilation, flex_attention, logprobs):
     module.compiled = lambda function: function
 def attend(*inputs):
     made.append(0)

@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from brorl.arrays import IntArray
+from brorl.model.compilation import compiled
 from brorl.model.device import at_least_float32, to_device
-from brorl.model.flex_attention import compiled
 from brorl.model.logits import LOGITS_PER_BLOCK, RowLogits
 from brorl.tree import RolloutTree
 

@@ -28,8 +28,8 @@ from brorl.model.chunks import (
     split_into_chunks,
     tree_costs,
 )
+from brorl.model.compilation import compiled_layers
 from brorl.model.context_limit import smallest_window
-from brorl.model.flex_attention import compiled_layers
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, RowLogits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, NextToken, by_tree, node_offsets
