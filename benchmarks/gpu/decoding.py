@@ -26,10 +26,10 @@ from ours import tree_work
 from transformers import PreTrainedModel
 from transformers_generation import generated
 
+from brorl.model.cuda_graphs import GraphChoice
 from brorl.model.kernels import CompileChoice, use_kernels
 from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.rollout.engine import SampleTask
-from brorl.rollout.native.graphs import GraphChoice
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree

@@ -22,7 +22,7 @@ from brorl.arrays import IntArray
 from brorl.model import compilation
 from brorl.model.chunks import ChunkLayout, TreeSlice, split_into_chunks
 from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
-from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext
+from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext, FlexLayout
 from brorl.model.forward import check_packed, with_packed_passes
 from brorl.model.lora import add_adapter
 from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
@@ -62,7 +62,7 @@ def whole(trees: list[RolloutTree]) -> list[TreeSlice]:
 
 
 def batch_of(trees: list[RolloutTree]) -> ChunkLayout:
-    return ChunkLayout(trees, np.zeros(len(trees), np.int64), whole(trees), torch.device("cpu"), with_prompts=True)
+    return ChunkLayout(trees, np.zeros(len(trees), np.int64), whole(trees), with_prompts=True)
 
 
 def dense_definition(trees: list[RolloutTree], window: int | None) -> tuple[IntArray, np.ndarray]:
@@ -102,7 +102,8 @@ def expanded(count_B: Tensor, order_BB: Tensor) -> np.ndarray:
 
 def mask_of(batch: ChunkLayout, window: int | None) -> tuple[BlockMask, IntArray]:
     """Return the mask of a batch, and the token that each key of the kernel is, copies included."""
-    forest, length = batch.flex_context(window), batch.token_T.numel()
+    layout, length = FlexLayout.of(batch.position_T, window), batch.token_T.size
+    forest = FlexContext(layout, [torch.from_numpy(array) for array in layout.arrays])
     token = forest._with_copies(torch.arange(float(length))[None, None, :, None])[0, 0, :, 0].numpy().astype(int)
     np.testing.assert_array_equal(token[:length], np.arange(length))
     return forest.mask(length, token.size, window), token
@@ -141,8 +142,8 @@ def test_the_block_mask_is_the_dense_definition(scale: int, window: int | None, 
     rng.shuffle(trees)
     tokens, expected = dense_definition(trees, window)
     batch = batch_of(trees)
-    length = batch.token_T.numel()
-    np.testing.assert_array_equal(batch.token_T[: tokens.size].numpy(), tokens)
+    length = batch.token_T.size
+    np.testing.assert_array_equal(batch.token_T[: tokens.size], tokens)
     got = by_element(batch, window, exact=window is None)
     np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
     assert got.any(1).all()  # also padding sees something
@@ -183,7 +184,7 @@ def test_the_keys_of_a_long_prompt_are_copied(rng: np.random.Generator) -> None:
     responses = [[row, *rng.integers(1, 17, BLOCK).tolist()] for row in range(40)]
     batch = batch_of([RolloutTree.from_responses(prompt, responses, finished=[False] * 40)])
     mask, token = mask_of(batch, None)
-    num_blocks = batch.token_T.numel() // BLOCK
+    num_blocks = batch.token_T.size // BLOCK
     times = np.bincount(token[::BLOCK] // BLOCK, minlength=num_blocks)
     assert times[1] == -(-(num_blocks - 1) // QUERIES_PER_COPY)  # the second block of the prompt sees itself too
     assert (times[2:] == 1).all()
@@ -422,7 +423,7 @@ def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.
     model = small_model(num_hidden_layers=6, hidden_size=64, intermediate_size=192, dtype=torch.float32)
     responses = rng.integers(0, 17, (num_rollouts, 64)).tolist()
     tree = RolloutTree.from_responses(rng.integers(0, 17, 64).tolist(), responses, finished=[False] * num_rollouts)
-    length = batch_of([tree]).token_T.numel()
+    length = batch_of([tree]).token_T.size
     most = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=4096, forward=PACKED), (length, length))
     settings = MemorySettings("float32", 1 << 30, nodes_per_pass=4096, device="cuda")
     workload = Workload(64, 64, num_rows=num_rollouts, num_prompts=1)

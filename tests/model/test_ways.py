@@ -354,8 +354,8 @@ def test_tiles_attend_to_prompts_and_paths(
     lengths, kv_heads = np.array([3, 1, 6]), 2
     trees = [random_tree(rng, prompt_length=n, num_rollouts=10, branching=4, max_length=12) for n in lengths]
     slices = [TreeSlice(0, 2, trees[0].num_responses), TreeSlice(1, 0, trees[1].num_responses), TreeSlice(2, 0, 3)]
-    batch = ChunkLayout(trees, np.zeros(3, np.int64), slices, torch.device("cpu"))
-    nodes = batch.token_T.numel()
+    batch = ChunkLayout(trees, np.zeros(3, np.int64), slices)
+    nodes = batch.token_T.size
     shapes = [(nodes, HEADS, 3), (nodes, kv_heads, 3), (nodes, kv_heads, 5), (3, kv_heads, 6, 3), (3, kv_heads, 6, 5)]
     inputs = [torch.from_numpy(rng.normal(size=shape)).to(dtype).requires_grad_() for shape in shapes]
     query, key, value, prompt_key, prompt_value = inputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +24,8 @@ class _Recorder(TorchDispatchMode):
 class RecordedSteps:
     """Records steps: a replay calls the same operators with the same numbers of Python, on the tensors at their places.
 
-    Like a graph it knows nothing of what Python would do in another call of the step.
+    Like a graph it knows nothing of what Python would do in another call of the step. Steps that are recorded together
+    share the tensors that they made.
 
     Args:
         spoil: Called after each replay, for instance to change what it wrote.
@@ -34,15 +35,20 @@ class RecordedSteps:
         self.captures = self.replays = 0
         self._spoil = spoil
 
-    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Record a step; return its replay."""
+    def __call__(self, steps: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """Run and record steps; return their replays."""
         self.captures += 1
+        for step in steps:
+            step()
+        made_now: dict[int, Tensor] = {}
+        return [self._recorded(step, made_now) for step in steps]
+
+    def _recorded(self, step: Callable[[], None], made_now: dict[int, Tensor]) -> Callable[[], None]:
         with _Recorder() as recorder:
             step()
 
         def replay() -> None:
             self.replays += 1
-            made_now: dict[int, Tensor] = {}
 
             def now(x: Tensor) -> Tensor:
                 return made_now.get(id(x), x)
@@ -51,7 +57,9 @@ class RecordedSteps:
                 given, named = tree_map_only(Tensor, now, (args, kwargs))
                 outputs = function(*given, **named)
                 before, after = ([made], [outputs]) if isinstance(made, Tensor) else (made, outputs)
-                made_now |= {id(x): y for x, y in zip(before or (), after or (), strict=True) if isinstance(x, Tensor)}
+                made_now.update(
+                    {id(x): y for x, y in zip(before or (), after or (), strict=True) if isinstance(x, Tensor)}
+                )
             self._spoil()
 
         return replay

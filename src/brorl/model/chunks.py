@@ -25,7 +25,7 @@ from brorl.activity import Echo
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import OutOfMemoryError, first_line
 from brorl.model.device import to_device
-from brorl.model.flex_attention import FlexContext, padded_tokens
+from brorl.model.flex_attention import BLOCK, padded_tokens
 from brorl.model.kernels import NodeStack, attend_stack, kernels_of
 from brorl.model.logits import MAX_LOGITS
 from brorl.model.tree_attention import AttentionContext, PromptCache, cast_by_autocast
@@ -127,8 +127,8 @@ def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntA
 class ChunkLayout:
     """The layout of one chunk: its input tokens, their attention, and the nodes whose log-probs it computes.
 
-    A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext`. Other chunks omit the first tokens
-    after the prompts. `offsets` holds the number of nodes before each tree.
+    A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext` to a multiple of `multiple`. Other
+    chunks omit the first tokens after the prompts. `offsets` holds the number of nodes before each tree.
 
     Attributes:
         token_T, position_T: Input tokens, and their positions from the prompt's first token.
@@ -142,9 +142,9 @@ class ChunkLayout:
         trees: Sequence[RolloutTree],
         offsets: IntArray,
         slices: Sequence[TreeSlice],
-        device: torch.device,
         *,
         with_prompts: bool = False,
+        multiple: int = BLOCK,
     ) -> None:
         tokens, positions, prompts, depths = [], [], [], []
         rows, targets, indices = [], [], []
@@ -169,11 +169,10 @@ class ChunkLayout:
 
         row_K = np.concatenate(rows)
         logit_rows = np.unique(row_K)
-        padding = (0, padded_tokens(num_inputs) - num_inputs if with_prompts else 0)
-        self._position_T = np.pad(np.concatenate(positions), padding)
-        self.token_T = to_device(np.pad(np.concatenate(tokens), padding), device)
-        self.position_T = to_device(self._position_T, device)
-        self.logit_rows = to_device(logit_rows, device)
+        padding = (0, padded_tokens(num_inputs, multiple) - num_inputs if with_prompts else 0)
+        self.position_T = np.pad(np.concatenate(positions), padding)
+        self.token_T = np.pad(np.concatenate(tokens), padding)
+        self.logit_rows = logit_rows
         self.target_row = np.searchsorted(logit_rows, row_K)
         self.target_token = np.concatenate(targets)
         self.target_index = np.concatenate(indices)
@@ -184,10 +183,6 @@ class ChunkLayout:
         """Return the attention of the input nodes, given the prompts' keys and values."""
         first, stop = int(self._prompt_T[0]), int(self._prompt_T[-1]) + 1
         return TreeContext(cache.select(slice(first, stop)), self._prompt_T - first, self._depth_T, attention)
-
-    def flex_context(self, window: int | None) -> FlexContext:
-        """Return the attention of the tokens of a chunk with prompts, given the model's sliding window."""
-        return FlexContext(self._position_T, window, self.token_T.device)
 
 
 class TreeContext(AttentionContext):

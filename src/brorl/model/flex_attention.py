@@ -15,17 +15,19 @@ Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from brorl.arrays import BoolArray, IntArray
 from brorl.model.compilation import compiled
-from brorl.model.device import to_device
 from brorl.model.tree_attention import AttentionContext, HooksError, cast_by_autocast
 from brorl.tree import subtree_ends
 
@@ -35,29 +37,23 @@ QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
 _MIN_COPIES = 2  # as for `MIN_TOKENS`: a size of 1 would be compiled separately
 
 
-def padded_tokens(num_tokens: int) -> int:
-    """Return the padded length of a pass over this many tokens."""
-    return max(MIN_TOKENS, -(-num_tokens // BLOCK) * BLOCK)
+def padded_tokens(num_tokens: int, multiple: int = BLOCK) -> int:
+    """Return the padded length of a pass over this many tokens, a multiple of BLOCK and of `multiple`."""
+    return max(MIN_TOKENS, -(-num_tokens // multiple) * multiple)
 
 
-class Blocks(NamedTuple):
-    """Four lists of blocks for the kernel: masked keys, whole keys, masked queries, whole queries."""
+def block_lists(touched_BE: BoolArray, whole_BE: BoolArray) -> list[IntArray]:
+    """Return what the kernel reads, given the pairs of blocks where some query sees some key, and those where all do.
 
-    number: list[Tensor]  # per list: how many blocks each row lists, int32, shape [1, 1, B] or [1, 1, E]
-    # per list: all blocks of each row, listed ones first, int32, [1, 1, B, E] for keys, [1, 1, E, B] for queries
-    order: list[Tensor]
-
-    @classmethod
-    def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
-        """Return the lists, given the pairs of blocks where some query sees some key, and those where all see all."""
-        masked_BE = touched_BE & ~whole_BE
-        lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
-        orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
-
-        def moved(array: IntArray) -> Tensor:
-            return to_device(array.astype(np.int32), device)[None, None]
-
-        return cls([moved(listed.sum(1)) for listed in lists], [moved(order) for order in orders])
+    First, for masked keys, whole keys, masked queries and whole queries: how many blocks each row lists, shape
+    [1, 1, B] or [1, 1, E]. Then, for the same four: all blocks of each row, listed ones first, shape [1, 1, B, E] for
+    keys and [1, 1, E, B] for queries. All are int32.
+    """
+    masked_BE = touched_BE & ~whole_BE
+    lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
+    counts = [listed.sum(1) for listed in lists]
+    orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
+    return [array.astype(np.int32)[None, None] for array in (*counts, *orders)]
 
 
 def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
@@ -99,8 +95,8 @@ class Copies(NamedTuple):
     stop: IntArray  # one past the last block of queries that sees the entry
 
     @classmethod
-    def of(cls, touched_BB: BoolArray) -> Copies:
-        """Return the copies, given the blocks of keys that each block of queries sees."""
+    def of(cls, touched_BB: BoolArray, multiple: int) -> Copies:
+        """Return the copies, given the blocks of keys that each block of queries sees; E - B is a multiple."""
         num_blocks = len(touched_BB)
         blocks = []
         copies = [(0, 0, 0)] * _MIN_COPIES  # no query sees these
@@ -109,8 +105,9 @@ class Copies(NamedTuple):
             first, *further = [(block, *pair) for pair in pairwise(edges)]
             blocks.append(first)
             copies += further
+        copies += [copies[0]] * (-len(copies) % multiple)
         if len(copies) == num_blocks:  # `torch.compile` treats two initially equal sizes as one
-            copies.append(copies[0])
+            copies += [copies[0]] * multiple
         return cls(*np.array(blocks + copies).T)
 
     def listed(self, pair_BB: BoolArray) -> BoolArray:
@@ -120,29 +117,50 @@ class Copies(NamedTuple):
         return listed_BE
 
 
+@dataclass(frozen=True)
+class FlexLayout:
+    """The attention of a packed pass in the host's memory."""
+
+    longest: int  # tokens of the longest context that a token attends to
+    spans: tuple[int | None, ...]  # the windows of the layers; None for full attention
+    # For each key: the first query that sees it, one past the last, and its position. Then which block each copy
+    # copies, one-hot, float32, shape [C, B]. Then the `block_lists` of each span.
+    arrays: tuple[NDArray[Any], ...]
+
+    @classmethod
+    def of(cls, position_T: IntArray, window: int | None, copies: int = 1) -> FlexLayout:
+        """Lay out tokens: trees one after another, each in preorder, then padding with position 0.
+
+        `padded_tokens` returns the length. `window` is the model's sliding window in tokens. The number of copies is a
+        multiple of `copies`.
+        """
+        end_T = subtree_ends(position_T)
+        spans = (None,) if window is None else (None, window)
+        pairs = [block_pairs(end_T, position_T, span) for span in spans]
+        entries = Copies.of(pairs[0][0], copies)
+        token = (entries.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
+        first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (entries.first, entries.stop))
+        keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
+        num_blocks = position_T.size // BLOCK
+        copied = np.eye(num_blocks, dtype=np.float32)[entries.source[num_blocks:]]
+        lists = [block_lists(*(entries.listed(pair_BB) for pair_BB in pair)) for pair in pairs]
+        arrays = *(key.astype(np.int32) for key in keys), copied, *chain(*lists)
+        return cls(int(position_T.max()) + 1, spans, arrays)
+
+
 class FlexContext(AttentionContext):
     """The attention in a packed pass. Its tensors are inputs to a compiled layer. All layers are alike.
 
-    The trees come one after another, each in preorder, then padding with position 0; `padded_tokens` returns the
-    length. `window` is the model's sliding window in tokens.
+    Args:
+        layout: The layout.
+        tensors: The layout's arrays, on the device.
     """
 
-    def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
-        self.longest = int(position_T.max()) + 1
-        end_T = subtree_ends(position_T)
-        pairs = {span: block_pairs(end_T, position_T, span) for span in {None, window}}
-        copies = Copies.of(pairs[None][0])
-        self._blocks = {
-            span: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
-            for span, (touched_BB, whole_BB) in pairs.items()
-        }
-        token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
-        first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
-        # For each key, the queries that see it and its position; the first keys are the tokens of the pass.
-        keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
-        self._first, self._stop, self._position = (to_device(x.astype(np.int32), device) for x in keys)
-        num_blocks = position_T.size // BLOCK
-        self._copied = to_device(np.eye(num_blocks, dtype=np.float32)[copies.source[num_blocks:]], device)  # [C, B]
+    def __init__(self, layout: FlexLayout, tensors: Sequence[Tensor]) -> None:
+        self.longest = layout.longest
+        self._first, self._stop, self._position, self._copied, *lists = tensors
+        size = len(lists) // len(layout.spans)
+        self._lists = {span: lists[size * index :][:size] for index, span in enumerate(layout.spans)}
 
     def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
         """Return the mask for layers with the window, or for those without one. `num_keys` includes the copies."""
@@ -152,10 +170,10 @@ class FlexContext(AttentionContext):
             seen = (first[key] <= query) & (query < stop[key])
             return seen if window is None else seen & (position[query] - position[key] < window)
 
-        blocks = self._blocks.get(window)
-        if blocks is None:
+        lists = self._lists.get(window)
+        if lists is None:
             raise HooksError("a layer has a different sliding window than its model's config")
-        counts, indices = blocks
+        counts, indices = lists[:4], lists[4:]
         return BlockMask(
             seq_lengths=(num_tokens, num_keys),
             kv_num_blocks=counts[0], kv_indices=indices[0], full_kv_num_blocks=counts[1], full_kv_indices=indices[1],

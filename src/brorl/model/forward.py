@@ -35,6 +35,7 @@ from brorl.model.flat_path import CacheError, FlatForward, ModelCache, flat_chun
 from brorl.model.llama_pass import has_llama_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import ChunkLogprobs, by_tree
+from brorl.model.rounding import agrees
 from brorl.model.settings import ForwardChoice
 from brorl.model.sharding import local_tensor
 from brorl.model.tree_attention import HooksError, KVShape, ModelPass, kv_shapes, prefill, tree_attention
@@ -280,16 +281,6 @@ def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
             f"{type(model).__name__} gives logits that are not finite in {str(model.dtype).partition('.')[2]}; "
             "choose another model, or dtype: float32"
         )
-
-
-def agrees(got: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Return whether two computations of the same finite numbers agree up to the rounding of a dtype.
-
-    Errors are relative to the largest expected number. `dtype` is the dtype of the computation; None for that of
-    `expected`.
-    """
-    error = 0.1 if (dtype or expected.dtype) in (torch.bfloat16, torch.float16) else 1e-3
-    return torch.allclose(got, expected, rtol=error, atol=error * float(expected.abs().max()))
 
 
 def _log_probs(

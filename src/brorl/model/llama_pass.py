@@ -112,7 +112,7 @@ class LlamaPass(ModelPass):
         out: Tensor | None = None,
     ) -> RowLogits:
         """Run the model; see `ModelPass.row_logits`. The logits may be written to `out`, without gradients."""
-        check_positions(self._model, context)
+        check_positions(self._model, context.longest)
         hidden_Rh = self._hidden(token_T, position_T, context, rows)
         vocabulary = self._head.weight.shape[0]
         if self._dtype is None and hidden_Rh.shape[0] * vocabulary > MAX_LOGITS:

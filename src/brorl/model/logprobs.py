@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -163,6 +163,40 @@ class ChunkLogprobs:
     entropy: Tensor | None = None
 
 
+class NodeBlocks(NamedTuple):
+    """Nodes, ordered by the block of rows that predicts them."""
+
+    place_K: IntArray  # the row that predicts each node, within its block, shape [K]
+    token_K: IntArray  # token id, shape [K]
+    index_K: IntArray  # index among the nodes of all trees, shape [K]
+    edges: Sequence[int]  # the nodes of block b are those from edges[b] up to edges[b + 1]
+
+    @classmethod
+    def of(cls, row_K: IntArray, token_K: IntArray, index_K: IntArray, num_rows: int, size: int) -> NodeBlocks:
+        """Return the blocks of nodes, in any order, for blocks of `size` rows out of `num_rows`."""
+        if size >= num_rows:
+            return cls(row_K, token_K, index_K, (0, row_K.size))
+        order_K = np.argsort(row_K, kind="stable")
+        row_K = row_K[order_K]
+        edges = np.searchsorted(row_K, np.arange(0, num_rows + size, size))
+        return cls(row_K % size, token_K[order_K], index_K[order_K], edges.tolist())
+
+    def padded(self, multiple: int, num_rows: int, vocabulary: int) -> tuple[NodeBlocks, IntArray]:
+        """Return equally long blocks, whose length is a multiple, and the position of each node in them, shape [K].
+
+        Each block has at least `num_rows` rows. The other positions have an index of -1. Their rows and tokens differ,
+        because the gradients of many equal ones would be summed one by one.
+        """
+        sizes = np.diff(self.edges)
+        length = -(-int(sizes.max()) // multiple) * multiple
+        output_K = np.arange(self.place_K.size) + np.repeat(np.arange(sizes.size) * length - self.edges[:-1], sizes)
+        filler = np.arange(sizes.size * length)
+        padded = filler % num_rows, filler % vocabulary, np.full(filler.size, -1)
+        for array, own_K in zip(padded, (self.place_K, self.token_K, self.index_K), strict=True):
+            array[output_K] = own_K
+        return NodeBlocks(*padded, range(0, filler.size + 1, length)), output_K
+
+
 @dataclass(frozen=True)
 class LogprobHead:
     """Computes log-probs, and entropies if requested, from logits.
@@ -186,28 +220,34 @@ class LogprobHead:
         `length_R` is the number of tokens in each row's response so far. `row_K` is the row that predicts each node,
         and `index_K` is the node's index among the nodes of all trees.
         """
-        device = rows.row.device
-        length = to_device(length_R, device)
+        size = self.rows_per_block(rows.row.shape[0], 0 if rows.embedding is None else rows.vocabulary)
+        blocks = NodeBlocks.of(row_K, token_K, index_K, rows.row.shape[0], size)
+        arrays = blocks.index_K, length_R, blocks.place_K, blocks.token_K
+        index, length, place, token = (to_device(array, rows.row.device) for array in arrays)
+        return ChunkLogprobs(index, *self.of_blocks(rows, length, place, token, blocks.edges))
+
+    def rows_per_block(self, num_rows: int, vocabulary: int) -> int:
+        """Return the rows whose logits are computed at a time; all if they are not computed here (vocabulary 0)."""
+        return max(1, (self.logits_per_block or LOGITS_PER_BLOCK) // vocabulary) if vocabulary else num_rows
+
+    def of_blocks(
+        self, rows: RowLogits, length_R: Tensor, place_K: Tensor, token_K: Tensor, edges: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probs of the nodes of `NodeBlocks`, shape [K], and their entropies if requested."""
         if rows.embedding is None:
-            index, row, token = (to_device(x_K, device) for x_K in (index_K, row_K, token_K))
-            logprob_K, entropy_K = self._of_logits(rows.row, length, row, token)
-            return ChunkLogprobs(index, logprob_K, entropy_K)
-        size = max(1, (self.logits_per_block or LOGITS_PER_BLOCK) // rows.vocabulary)
-        order_K = np.argsort(row_K, kind="stable")
-        row_K = row_K[order_K]
-        edges = np.searchsorted(row_K, np.arange(0, rows.row.shape[0] + size, size)).tolist()
-        index, place, token = (to_device(x_K, device) for x_K in (index_K[order_K], row_K % size, token_K[order_K]))
+            return self._of_logits(rows.row, length_R, place_K, token_K)
+        size = self.rows_per_block(rows.row.shape[0], rows.vocabulary)
         blocks = []
-        parts = zip(rows.row.split(size), length.split(size), pairwise(edges), strict=True)
+        parts = zip(rows.row.split(size), length_R.split(size), pairwise(edges), strict=True)
         for hidden_Bh, length_B, edge in parts:
             run = partial(self._of_block, rows.embedding, hidden_Bh, length_B)
-            nodes = place[slice(*edge)], token[slice(*edge)]
+            nodes = place_K[slice(*edge)], token_K[slice(*edge)]
             if torch.is_grad_enabled():
                 blocks.append(checkpoint(run, *nodes, use_reentrant=False, preserve_rng_state=False))
             else:
                 blocks.append(run(*nodes))
         logprobs, entropies = zip(*blocks, strict=True)
-        return ChunkLogprobs(index, torch.cat(logprobs), torch.cat(entropies) if self.entropy else None)
+        return torch.cat(logprobs), torch.cat(entropies) if self.entropy else None
 
     def _of_block(
         self, embedding: nn.Module, hidden_Bh: Tensor, length_B: Tensor, row_K: Tensor, token_K: Tensor

@@ -170,7 +170,7 @@ class ModelPass:
         `position_T` holds the position of each token in its sequence. `rows` selects the tokens whose logits are
         returned; None for all.
         """
-        check_positions(self._model, context)
+        check_positions(self._model, context.longest)
 
         def forward() -> Tensor:
             logits: Tensor = self._model(
@@ -188,21 +188,21 @@ class ModelPass:
         return replace(logits, row=logits.row[0])
 
 
-def check_positions(model: PreTrainedModel, context: AttentionContext) -> None:
-    """Check that packed tokens can have this context, and that no rotation depends on the rest of the batch."""
+def check_positions(model: PreTrainedModel, longest: int) -> None:
+    """Check that a packed token can have a context of `longest` tokens, and that no rotation depends on the batch."""
     if counts_tokens_of_a_pass(model.config):
         raise HooksError(f"{type(model).__name__} scales queries by their place in the forward pass")
     span = other_span(model.config)  # layers pass their windows to the attention
-    if span is not None and context.longest > span.tokens:
+    if span is not None and longest > span.tokens:
         raise HooksError(
             f"{type(model).__name__} has a {span.name} of {span.tokens} tokens, but this context has "
-            f"{context.longest}; shorten prompts or max_new_tokens"
+            f"{longest}; shorten prompts or max_new_tokens"
         )
     limit = position_limit(model.config)
-    if limit is not None and context.longest > limit.tokens:
+    if limit is not None and longest > limit.tokens:
         raise HooksError(
             f"{type(model).__name__} uses {limit.name} RoPE, which depends on the longest context of the batch "
-            f"above {limit.tokens} tokens, but this one has {context.longest}; shorten prompts or max_new_tokens"
+            f"above {limit.tokens} tokens, but this one has {longest}; shorten prompts or max_new_tokens"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -30,10 +30,13 @@ from brorl.model.chunks import (
 )
 from brorl.model.compilation import compiled_layers
 from brorl.model.context_limit import smallest_window
+from brorl.model.device import to_device
+from brorl.model.flex_attention import BLOCK, FlexContext, FlexLayout
 from brorl.model.llama_pass import LlamaPass
-from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, RowLogits
-from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, NextToken, by_tree, node_offsets
-from brorl.model.tree_attention import KVShape, ModelPass, PromptCache, prefill, tree_attention
+from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
+from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, NextToken, NodeBlocks, by_tree, node_offsets
+from brorl.model.pass_graphs import PassGraphs
+from brorl.model.tree_attention import KVShape, ModelPass, PromptCache, check_positions, prefill, tree_attention
 from brorl.tree import RolloutTree
 
 
@@ -52,6 +55,7 @@ class TreeForward:
     kv_shapes: Sequence[KVShape] = ()
     # the model's sliding window if contexts exceed it; only an engine on a GPU and packed passes compute it
     window: int | None = None
+    graphs: PassGraphs | None = None  # records packed passes as CUDA graphs; None to run them eagerly
     response_costs = staticmethod(tree_costs)
 
     @property
@@ -75,6 +79,12 @@ class TreeForward:
     def logprob_head(self, next_token: NextToken, entropy: bool = False) -> LogprobHead:
         """Return the object that turns logits into the log-probs of nodes."""
         return LogprobHead(next_token, entropy, self._logits_per_block, self.compiled)
+
+    def rows_per_block(self, model: PreTrainedModel, num_rows: int) -> int:
+        """Return the rows whose logits a packed pass computes at a time."""
+        vocabulary: int = model.config.get_text_config().vocab_size
+        is_whole = self.whole_logits or num_rows * vocabulary <= (self._logits_per_block or MAX_LOGITS)
+        return self.logprob_head(PLAIN).rows_per_block(num_rows, 0 if is_whole else vocabulary)
 
     @property
     def _logits_per_block(self) -> int | None:
@@ -100,6 +110,7 @@ def tree_logprobs(
     if not trees:
         return []
     offsets = node_offsets(trees)
+    forward = replace(forward, graphs=None)  # a recorded pass cannot be recomputed
     head = forward.logprob_head(next_token)
     chunks: list[ChunkLogprobs] = []
     cache = None
@@ -186,15 +197,84 @@ def _compute_chunk(
 
     With a cache of prompts, these are the nodes below the first level; the result is None if there are none.
     """
-    layout = ChunkLayout(trees, offsets, slices, model.device, with_prompts=cache is None)
+    if cache is None:
+        return _PackedPass.of(model, trees, offsets, slices, forward, head).logprobs()
+    layout = ChunkLayout(trees, offsets, slices)
     if not layout.target_index.size:
         return None
-    tokens = layout.token_T, layout.position_T
-    with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
-        window = smallest_window(model.config)
-        context = layout.flex_context(window) if cache is None else layout.tree_context(cache, forward.attention)
-        rows = forward.new_pass(model).row_logits(*tokens, context, layout.logit_rows)
+    inputs = (to_device(array, model.device) for array in (layout.token_T, layout.position_T, layout.logit_rows))
+    token_T, position_T, logit_rows = inputs
+    with tree_attention(model):
+        context = layout.tree_context(cache, forward.attention)
+        rows = forward.new_pass(model).row_logits(token_T, position_T, context, logit_rows)
     return head.logprobs(rows, layout.length_R, layout.target_row, layout.target_token, layout.target_index)
+
+
+@dataclass(frozen=True, eq=False)
+class _PackedPass:
+    """A pass over a chunk that contains its prompts, laid out in the host's memory."""
+
+    model: PreTrainedModel
+    forward: TreeForward
+    head: LogprobHead
+    attention: FlexLayout
+    # tokens and positions; for each row of logits, its token and the response's length before; for each node, its row
+    # within its block and its token
+    arrays: tuple[IntArray, ...]
+    edges: tuple[int, ...]  # between the blocks of nodes; see `NodeBlocks`
+    index_K: IntArray  # indices of the nodes among those of all trees
+    output_K: IntArray  # positions of the nodes in the outputs
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        trees: Sequence[RolloutTree],
+        offsets: IntArray,
+        slices: list[TreeSlice],
+        forward: TreeForward,
+        head: LogprobHead,
+    ) -> _PackedPass:
+        """Lay out a pass. To be recorded, its sizes are rounded up: few different sizes then occur."""
+        multiple = BLOCK if forward.graphs is None else forward.graphs.multiple
+        layout = ChunkLayout(trees, offsets, slices, with_prompts=True, multiple=multiple)
+        rows, length_R = layout.logit_rows, layout.length_R
+        if forward.graphs is not None:  # compute logits of more tokens, which no node uses
+            unused = np.setdiff1d(np.arange(layout.token_T.size), rows)[: -rows.size % multiple]
+            rows, length_R = np.concatenate([rows, unused]), np.pad(length_R, (0, unused.size))
+        size = forward.rows_per_block(model, rows.size)
+        nodes = layout.target_row, layout.target_token, layout.target_index
+        blocks = NodeBlocks.of(*nodes, rows.size, size)
+        index_K, output_K = blocks.index_K, np.arange(blocks.index_K.size)
+        if forward.graphs is not None:
+            rows_in_last = rows.size - (len(blocks.edges) - 2) * size
+            blocks, output_K = blocks.padded(multiple, rows_in_last, model.config.get_text_config().vocab_size)
+        arrays = layout.token_T, layout.position_T, rows, length_R, blocks.place_K, blocks.token_K
+        attention = FlexLayout.of(layout.position_T, smallest_window(model.config), multiple // BLOCK)
+        return cls(model, forward, head, attention, arrays, tuple(blocks.edges), index_K, output_K)
+
+    def logprobs(self) -> ChunkLogprobs:
+        """Run the pass, or its recording."""
+        arrays = *self.arrays, *self.attention.arrays
+        device = self.model.device
+        index = to_device(self.index_K, device)
+        if self.forward.graphs is None:
+            return ChunkLogprobs(index, *self._compute([to_device(array, device) for array in arrays]))
+        check_positions(self.model, self.attention.longest)  # a recording does not
+        key = self.head, self.edges, self.attention.spans
+        position = to_device(self.output_K, device)
+        outputs = self.forward.graphs.run(key, arrays, self._compute)
+        return ChunkLogprobs(index, *(output[position] for output in outputs))
+
+    def _compute(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the log-probs, and the entropies if requested, from the arrays on the device."""
+        token_T, position_T, rows, length_R, place_K, token_K, *attention = tensors
+        model = self.model
+        with tree_attention(model), compiled_layers(model) if self.forward.compiled else nullcontext():
+            context = FlexContext(self.attention, attention)
+            logits = self.forward.new_pass(model).row_logits(token_T, position_T, context, rows)
+        logprob_K, entropy_K = self.head.of_blocks(logits, length_R, place_K, token_K, self.edges)
+        return (logprob_K,) if entropy_K is None else (logprob_K, entropy_K)
 
 
 def _first_level(

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, unobserved
 from brorl.errors import UserError
+from brorl.model.cuda_graphs import GraphChoice
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_choice, kernels_of, using_triton
@@ -26,7 +27,7 @@ from brorl.model.tree_path import TreeForward
 from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, RowMemory
 from brorl.rollout.native.draw import Uniforms
-from brorl.rollout.native.graphs import GraphChoice, graphs_on
+from brorl.rollout.native.graphs import graphs_on
 from brorl.rollout.native.growth import Growth
 from brorl.rollout.native.paged_decoder import PagedCache, PagedDecoder
 from brorl.rollout.native.slot_attention import SlotCache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import brorl.rollout.native_engine as native
 from brorl.errors import UserError
+from brorl.model import cuda_graphs
 from brorl.rollout.engine import SampleTask
-from brorl.rollout.native import graphs
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -76,8 +76,8 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -
     sampling = SamplingParams(max_new_tokens=8)
     expected = NativeEngine(model, EOS).sample(SampleTask(prompts, 8, sampling, seed=2))
 
-    def refuse(step: Callable[[], None]) -> Callable[[], None]:
-        step()
+    def refuse(steps: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        steps[0]()
         raise RuntimeError("operation not permitted when stream is capturing.\nmore")
 
     engine, lines = recording(model, refuse)
@@ -195,12 +195,12 @@ def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.Mo
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
-    graphs._stream.cache_clear()
+    cuda_graphs._stream.cache_clear()
     steps = []
-    capture = graphs.CudaCapture(torch.device("cuda"))
+    capture = cuda_graphs.CudaCapture(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="previous error"):
-        capture(lambda: steps.append(current[0]))
-    graphs._stream.cache_clear()
+        capture([lambda: steps.append(current[0])])
+    cuda_graphs._stream.cache_clear()
     assert [type(stream) for stream in steps] == [Stream, Stream]
     assert current == ["default"]
 

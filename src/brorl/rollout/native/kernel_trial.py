@@ -16,8 +16,8 @@ from brorl.arrays import IntArray
 from brorl.errors import first_line
 from brorl.model.device import to_device
 from brorl.model.flat_path import last_logits
-from brorl.model.forward import agrees
 from brorl.model.kernels import using_triton
+from brorl.model.rounding import agrees
 from brorl.model.tree_attention import KVShape
 from brorl.rollout.native.decoder import RowMemory, Rows
 from brorl.rollout.native.draw import draw_tokens
