@@ -21,7 +21,7 @@ from brorl.training import inputs as memory
 from small_models import mostly_slow, small_model
 
 GIB = 1 << 30
-SETTINGS = MemorySettings("bfloat16", 3 * GIB, reference=True, device="cuda", keeps_cache=True)
+SETTINGS = MemorySettings("bfloat16", 3 * GIB, reference=True, device="cuda", graphs="auto")
 WORKLOAD = Workload(100, 400, num_rows=1 << 14, num_prompts=4)
 
 
@@ -41,8 +41,8 @@ def every_change(settings: MemorySettings) -> list[list[MemorySettings]]:
     ways += [replace(settings, lora=lora), replace(settings, lora=nf4)]
     return [
         [
-            replace(way, gradient_checkpointing=again, reference=kept, keeps_cache=graphs, engine_bytes=gib * GIB)
-            for again, kept, graphs, gib in product((False, True), (False, True), (False, True), (1, 2, 3))
+            replace(way, gradient_checkpointing=again, reference=kept, graphs=graphs, engine_bytes=gib * GIB)
+            for again, kept, graphs, gib in product((False, True), (False, True), ("off", "auto"), (1, 2, 3))
         ]
         for way in ways
     ]
@@ -76,7 +76,7 @@ def test_the_smallest_change_fits_and_no_smaller_one_does(rng: np.random.Generat
 
 @pytest.mark.parametrize("states", mostly_slow(["device", "8bit", "host"]))
 def test_a_run_fits_at_the_border_and_not_a_byte_below_it(states: Any) -> None:
-    settings = replace(SETTINGS, states=states, keeps_cache=False, nodes_per_pass=8192, engine_bytes=GIB // 4)
+    settings = replace(SETTINGS, states=states, graphs="off", nodes_per_pass=8192, engine_bytes=GIB // 4)
     config = config_of()
     model = ModelMemory(config)
     plan = model.predict(settings, WORKLOAD)
@@ -148,10 +148,10 @@ def test_the_change_that_the_error_names_is_accepted(
     [
         (SETTINGS, ["optimizer.states: device (this run)", "optimizer.states: host", "optimizer.states: 8bit",
                     "lora.rank: 16", "lora.rank: 16, lora.quantization: nf4"]),
-        (replace(SETTINGS, device="cpu", states="8bit", keeps_cache=False),
+        (replace(SETTINGS, device="cpu", states="8bit", graphs="off"),
          ["optimizer.states: device", "optimizer.states: 8bit (this run)", "lora.rank: 16",
           "lora.rank: 16, lora.quantization: nf4"]),
-        (replace(SETTINGS, dtype="float64", device="cpu", keeps_cache=False, lora=LoraSettings(rank=4)),
+        (replace(SETTINGS, dtype="float64", device="cpu", graphs="off", lora=LoraSettings(rank=4)),
          ["optimizer.states: device", "lora.rank: 4 (this run)"]),
         (replace(SETTINGS, separate_engine=True, states="host"),
          ["optimizer.states: device", "optimizer.states: host (this run)", "optimizer.states: 8bit", "lora.rank: 16"]),

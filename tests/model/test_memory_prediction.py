@@ -128,7 +128,9 @@ def test_planning_a_model_far_too_large_takes_no_memory() -> None:
 def test_a_cache_that_is_kept_counts_beside_learning() -> None:
     model, workload = small_model(dtype=torch.bfloat16), Workload(20, 100, num_rows=500)
     on_cuda = replace(SETTINGS, device="cuda", nodes_per_pass=4096)
-    freed, kept = (predict_memory(model.config, replace(on_cuda, keeps_cache=kept), workload) for kept in (False, True))
+    freed, kept = (
+        predict_memory(model.config, replace(on_cuda, graphs=choice), workload) for choice in ("off", "auto")
+    )
     cache = named(kept)["sampling cache"]
     in_graphs = cache + kept.sampling.num_bytes - freed.sampling.num_bytes  # what a step takes stays beside the rows
     assert in_graphs >= 2 * 500 * 4 * (20 + 100) * 4  # scores and weights of 4 heads, while rows are short

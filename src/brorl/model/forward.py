@@ -31,10 +31,13 @@ from brorl.activity import Echo
 from brorl.errors import UserError
 from brorl.model.chunks import AttentionChoice
 from brorl.model.context_limit import attention_limit, carries_state, other_span, position_limit, smallest_window
+from brorl.model.cuda_graphs import Capture, CudaCapture, GraphChoice, GraphStore
 from brorl.model.flat_path import CacheError, FlatForward, ModelCache, flat_chunk_logprobs, last_logits
+from brorl.model.flex_attention import BLOCK
 from brorl.model.llama_pass import has_llama_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import ChunkLogprobs, by_tree
+from brorl.model.pass_graphs import MAX_PASSES, PassGraphs, RecordedPass
 from brorl.model.rounding import agrees
 from brorl.model.settings import ForwardChoice
 from brorl.model.sharding import local_tensor
@@ -43,6 +46,8 @@ from brorl.model.tree_path import TREE, TreeForward, tree_logprobs
 from brorl.tree import RolloutTree
 
 Forward = TreeForward | FlatForward
+
+_SIZES = 8  # sizes of recorded passes, up to the nodes per pass
 
 
 def choose_forward(
@@ -134,6 +139,49 @@ def with_packed_passes(
     plain = "attention in tiles" if isinstance(forward, TreeForward) else "the flat path"
     echo(f"{plain}, without FlexAttention: {reasons[-1]}")
     return forward
+
+
+def with_recorded_passes(
+    model: PreTrainedModel,
+    forward: Forward,
+    echo: Echo,
+    choice: GraphChoice = "auto",
+    *,
+    max_nodes: int | None = None,
+    autocast: bool = False,
+    new_capture: Callable[[torch.device, bool], Capture] = CudaCapture,
+) -> Forward:
+    """Return packed passes that are recorded as CUDA graphs, if a trial agrees with the model; else the given path.
+
+    Args:
+        model: The model, on one CUDA device.
+        forward: The path. Only packed passes are recorded.
+        echo: Receives a line if passes cannot be recorded.
+        choice: `on` requires recordings.
+        max_nodes: Nodes per pass; None for the default.
+        autocast: Whether passes compute in bfloat16.
+        new_capture: Returns what records graphs on a device, given whether a step that makes the host wait is an error.
+
+    Raises:
+        UserError: If recordings are required, but the trial fails.
+    """
+    if not isinstance(forward, TreeForward) or not forward.packed or choice == "off":
+        return forward
+    multiple = max(1, (max_nodes or forward.default_max_nodes(model)) // (_SIZES * BLOCK)) * BLOCK
+
+    def recorded(forbids_waits: bool) -> tuple[TreeForward, GraphStore[RecordedPass]]:
+        capture = partial(new_capture, model.device, forbids_waits)
+        store: GraphStore[RecordedPass] = GraphStore("learning", choice, echo, capture, MAX_PASSES)
+        return replace(forward, graphs=PassGraphs(model, store, multiple)), store
+
+    trial, store = recorded(forbids_waits=True)  # nothing else uses the device yet
+    if store.passes_trial(model.device):
+        try:
+            for _ in range(2):  # passes are recorded the second time
+                check_packed(model, trial, autocast)
+        except HooksError as error:
+            store.refuse(str(error))
+    return recorded(forbids_waits=False)[0] if store.enabled else forward
 
 
 def _tree_forward(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:

@@ -16,6 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from brorl.model.cuda_graphs import GraphChoice
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, size_text
 from brorl.model.settings import LoraSettings
 from brorl.table import Table
@@ -156,7 +157,7 @@ def _recipe(settings: MemorySettings) -> dict[str, Any]:
         "lora.quantization": lora.quantization,
         "reference.offload": not settings.reference,
         "engine.gradient_checkpointing": settings.gradient_checkpointing,
-        "engine.cuda_graphs": "auto" if settings.keeps_cache else "off",
+        "engine.cuda_graphs": settings.graphs,
         "engine.memory_gib": int(gib) if gib.is_integer() else gib,
     }
 
@@ -168,8 +169,8 @@ def _text(changes: dict[str, Any]) -> str:
 
 def _exact_changes(settings: MemorySettings) -> Iterator[MemorySettings]:
     """Yield settings with changes that do not affect what is learned, faster ones first."""
-    graphs = (True, False) if settings.keeps_cache else (False,)
+    graphs: tuple[GraphChoice, ...] = (settings.graphs, "off") if settings.keeps_cache else (settings.graphs,)
     recomputed = (True,) if settings.gradient_checkpointing else (False, True)
     reference = (True, False) if settings.reference and settings.device != "cpu" else (settings.reference,)
-    for keeps_cache, recomputes, has_reference in product(graphs, recomputed, reference):
-        yield replace(settings, keeps_cache=keeps_cache, gradient_checkpointing=recomputes, reference=has_reference)
+    for choice, recomputes, has_reference in product(graphs, recomputed, reference):
+        yield replace(settings, graphs=choice, gradient_checkpointing=recomputes, reference=has_reference)

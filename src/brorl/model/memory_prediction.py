@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.chunks import SCORES_PER_TILE, AttentionChoice, default_max_nodes
+from brorl.model.cuda_graphs import GraphChoice
 from brorl.model.kernels import kernels
 from brorl.model.llama_pass import has_llama_layout, num_copied_weights
 from brorl.model.logits import (
@@ -64,7 +65,12 @@ class MemorySettings:
     # that is allocated in advance
     separate_engine: bool = False
     engine_apart: bool = False  # whether vLLM has its own GPUs; its memory is then not predicted
-    keeps_cache: bool = False  # whether the native engine keeps its memory while the learner works, for CUDA graphs
+    graphs: GraphChoice = "off"  # `engine.cuda_graphs`
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether the native engine keeps its memory while the learner works, for CUDA graphs."""
+        return self.graphs != "off" and self.device == "cuda" and not self.separate_engine
 
     @property
     def autocasts(self) -> bool:
@@ -111,6 +117,7 @@ class MemoryPrediction:
     num_weights: int = 0  # weights of the model
     row_bytes: int = 0  # engine memory per response of full length; 0 if another engine samples
     checkpoint_bytes: int = 0  # a checkpoint on disk, without its tokenizer and carried groups
+    recorded_bytes: int = 0  # the memory that the learner's passes keep as CUDA graphs; 0 if they are not recorded
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -125,12 +132,13 @@ class MemoryPrediction:
     @property
     def total_bytes(self) -> int:
         """Peak bytes: sampling and learning alternate, so only the larger counts."""
-        return self.kept_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)
+        return self.kept_bytes + self.recorded_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)
 
     @property
     def lines(self) -> tuple[MemoryLine, ...]:
         """All nonempty parts, largest first."""
-        lines = (line for line in (*self.kept, self.sampling, self.learning) if line.num_bytes)
+        recorded = MemoryLine("recorded passes", self.recorded_bytes, "engine.cuda_graphs: off")
+        lines = (line for line in (*self.kept, self.sampling, self.learning, recorded) if line.num_bytes)
         return tuple(sorted(lines, key=lambda line: -line.num_bytes))
 
     @property
@@ -220,15 +228,20 @@ class ModelMemory:
         minimum = settings.nodes_per_pass or _MIN_NODES
         while (learning := self._learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
             nodes //= 2  # the learner also halves them when memory runs out
+        learning += casts
+        records = settings.graphs == "on"
+        if settings.graphs == "auto" and available is not None:  # a pass that is not recorded needs its own memory
+            records = sum(line.num_bytes for line in kept) + learning + max(sampling, learning) <= available
         fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
         return MemoryPrediction(
             kept,
             MemoryLine("sampling", sampling, "engine.memory_gib"),
-            MemoryLine("learning", learning + casts, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
+            MemoryLine("learning", learning, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
             available,
             self.num_weights,
             0 if settings.separate_engine else self._row_bytes(settings, workload),
             self._checkpoint_bytes(settings),
+            learning if records and self._is_packed(settings) else 0,
         )
 
     def _trained_shapes(self, lora: LoraSettings | None) -> Sequence[tuple[int, ...]]:

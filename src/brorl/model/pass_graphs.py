@@ -173,11 +173,11 @@ class PassGraphs:
         self.place_gradients(trained)
         for replay in replay_backward:
             replay()
+        compared = [("log-probs", *pair) for pair in zip(got, expected, strict=True)]
+        if trained:
+            compared.append(("gradients", _norms(trained), expected_norms))
         dtype = torch.bfloat16 if torch.is_autocast_enabled(self._model.device.type) else self._model.dtype
-        for name, values, expected_values in (
-            *(("log-probs", *pair) for pair in zip(got, expected, strict=True)),
-            ("gradients", _norms(trained), expected_norms),
-        ):
+        for name, values, expected_values in compared:
             # tokens that cannot be drawn have a log-prob of -inf
             if not agrees(values.nan_to_num(neginf=0.0), expected_values.nan_to_num(neginf=0.0), dtype):
                 return None, f"the {name} change"

@@ -57,9 +57,9 @@ class EngineSettings(Section):
         "PyTorch's (docs/how-to/gpu.md)",
     )  # fmt: skip
     cuda_graphs: Literal["auto", "on", "off"] = Field(
-        "auto", description="CUDA graphs for the native engine's steps on the tree path: auto, if they can be captured "
-        "and give the same logits | on, or fail if they cannot | off, the host launches each kernel "
-        "(docs/how-to/gpu.md)",
+        "auto", description="CUDA graphs for the native engine's steps on the tree path, and for packed passes of a "
+        "learner on one GPU: auto, if they can be recorded, give the same numbers, and fit in memory | on, or fail if "
+        "they cannot be recorded | off, the host launches each kernel (docs/how-to/gpu.md)",
     )  # fmt: skip
     memory_gib: float = Field(
         4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; rows that do not fit wait. "

@@ -102,7 +102,7 @@ def _memory_settings(config: TrainConfig) -> MemorySettings:
         device=device,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
-        keeps_cache=config.engine.kind == "native" and device == "cuda" and config.engine.cuda_graphs != "off",
+        graphs=config.engine.cuda_graphs,
     )
 
 

@@ -9,9 +9,16 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, Stage, unobserved
 from brorl.config.settings import TrainConfig
+from brorl.model.cuda_graphs import GraphChoice
 from brorl.model.device import DTYPES
 from brorl.model.flat_path import FlatForward
-from brorl.model.forward import Forward, choose_forward, with_packed_passes, without_windows
+from brorl.model.forward import (
+    Forward,
+    choose_forward,
+    with_packed_passes,
+    with_recorded_passes,
+    without_windows,
+)
 from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.logprobs import NextToken
 from brorl.model.sharding import shard
@@ -56,7 +63,7 @@ class LocalParts:
         engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
         engine = with_turns(engine, inputs.toolbox)
         on_end(engine.close)
-        forward = build_learner_forward(config, model, forward, echo)
+        forward = build_learner_forward(config, model, forward, echo, records_passes=inputs.memory.recorded_bytes > 0)
         stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
         return cls(config, model, engine, inputs.prompts.train, inputs.grader, forward, stop_token_ids, observe)
 
@@ -112,9 +119,18 @@ def _explain_flat_path(forward: Forward, echo: Echo) -> None:
 
 
 def build_learner_forward(
-    config: TrainConfig, model: PreTrainedModel, forward: Forward, echo: Echo, ranks: Ranks = ALONE
+    config: TrainConfig,
+    model: PreTrainedModel,
+    forward: Forward,
+    echo: Echo,
+    ranks: Ranks = ALONE,
+    *,
+    records_passes: bool = False,
 ) -> Forward:
-    """Choose how trees go through the learner's model. On CUDA the learner has a faster path than the engine."""
+    """Choose how trees go through the learner's model. On CUDA the learner has a faster path than the engine.
+
+    `records_passes` sets whether passes may become CUDA graphs, which keep their memory.
+    """
     engine = config.engine
     plain = without_windows(model, forward)
     # FlexAttention keeps log-sum-exps in float32
@@ -127,7 +143,9 @@ def build_learner_forward(
     def failed_anywhere(failed: bool) -> bool:
         return bool(ranks.maximum(int(failed)))
 
-    return with_packed_passes(model, plain, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
+    packed = with_packed_passes(model, plain, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
+    choice: GraphChoice = engine.cuda_graphs if records_passes else "off"
+    return with_recorded_passes(model, packed, echo, choice, max_nodes=engine.nodes_per_pass, autocast=config.autocasts)
 
 
 def build_rank(
@@ -153,5 +171,7 @@ def build_rank(
         if isinstance(forward, TreeForward):  # sharded weights are gathered only in the model's modules
             forward = replace(forward, llama_chunks=False)
         shard(model, weights, choose_device(config.device), config.autocasts)
-    forward = build_learner_forward(config, model, forward, echo, ranks)
+    # the rank does not know how much memory others use
+    records_passes = ranks.size == 1 and config.engine.cuda_graphs == "on"
+    forward = build_learner_forward(config, model, forward, echo, ranks, records_passes=records_passes)
     return TreeLearner(model, config, echo, observe, ranks, forward=forward, stop_token_ids=stop_token_ids)

@@ -178,7 +178,7 @@ def measured_forward(
     """Time trees against rows. Return the faster path, and a line about it (None if rows cannot be faster).
 
     Trees compute each distinct token once. Rows compute few extra tokens if responses share little, and use a dense
-    kernel. Each path makes two forward and backward passes over the first chunk, and the second is timed. Gradients are
+    kernel. Each path makes three forward and backward passes over the first chunk, and the last is timed. Gradients are
     cleared. `seconds` waits for the device and returns the time.
     """
     if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
@@ -188,7 +188,7 @@ def measured_forward(
     flat = flat_forward(forward)
     milliseconds = []
     for path in (forward, flat):
-        for _ in range(2):  # the first compiles and allocates
+        for _ in range(3):  # the first compiles and allocates, and the second may be recorded
             start = seconds()
             for chunk in path.chunk_logprobs(model, first_trees, max_nodes=max_nodes):
                 chunk.logprob.sum().backward()
