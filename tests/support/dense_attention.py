@@ -1,4 +1,4 @@
-"""FlexAttention by its definition: a dense mask and a softmax. It has gradients on a CPU, and its steps can be recorded."""
+"""FlexAttention by its definition, with a dense mask. On a CPU it has gradients, and its operators can be recorded."""
 
 from __future__ import annotations
 

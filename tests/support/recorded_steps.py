@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 
 class _Recorder(TorchDispatchMode):
@@ -24,8 +25,8 @@ class _Recorder(TorchDispatchMode):
 class RecordedSteps:
     """Records steps: a replay calls the same operators with the same numbers of Python, on the tensors at their places.
 
-    Like a graph it knows nothing of what Python would do in another call of the step. Steps that are recorded together
-    share the tensors that they made.
+    Like a graph it knows nothing of what Python would do in another call of the step, and writes what it makes where
+    the recorded step made it.
 
     Args:
         spoil: Called after each replay, for instance to change what it wrote.
@@ -40,26 +41,21 @@ class RecordedSteps:
         self.captures += 1
         for step in steps:
             step()
-        made_now: dict[int, Tensor] = {}
-        return [self._recorded(step, made_now) for step in steps]
+        return [self._recorded(step) for step in steps]
 
-    def _recorded(self, step: Callable[[], None], made_now: dict[int, Tensor]) -> Callable[[], None]:
+    def _recorded(self, step: Callable[[], None]) -> Callable[[], None]:
         with _Recorder() as recorder:
             step()
 
+        @torch.no_grad()
         def replay() -> None:
             self.replays += 1
-
-            def now(x: Tensor) -> Tensor:
-                return made_now.get(id(x), x)
-
             for function, args, kwargs, made in recorder.calls:
-                given, named = tree_map_only(Tensor, now, (args, kwargs))
-                outputs = function(*given, **named)
-                before, after = ([made], [outputs]) if isinstance(made, Tensor) else (made, outputs)
-                made_now.update(
-                    {id(x): y for x, y in zip(before or (), after or (), strict=True) if isinstance(x, Tensor)}
-                )
+                outputs = function(*args, **kwargs)
+                for place, output in zip(tree_leaves(made), tree_leaves(outputs), strict=True):
+                    # an operator that returned a view or an input does so again
+                    if isinstance(output, Tensor) and output.data_ptr() != place.data_ptr():
+                        place.copy_(output)
             self._spoil()
 
         return replay
