@@ -194,7 +194,7 @@ def learner_part(kind: str, precision: Precision, device: Device, trial: Trial) 
         if not variant.runs(device, precision):
             continue
         model = fresh()
-        with variant.applied(model), autocast(precision, device):
+        with autocast(precision, device):
             errors = errors_of(computed_by(variant, model, trees, weights, _NODES), expected)
         checks += _checks(variant.name, errors, plain, precision, state_space)
         change, norm = _update(fresh(), variant, groups, precision)
@@ -314,13 +314,14 @@ def computed_by(
     max_nodes: int,
 ) -> Computed:
     """Compute log-probs and gradient with a variant of the learner, in chunks of nodes."""
-    model.zero_grad()
     weight_M = torch.cat(list(weights))
     logprob_M = torch.full_like(weight_M, float("nan"))
-    chunks = variant.forward.chunk_logprobs(model, trees, next_token=PLAIN, max_nodes=max_nodes, entropy=False)
-    for chunk in chunks:
-        logprob_M[chunk.index] = chunk.logprob.detach().to(logprob_M.dtype)
-        (weight_M[chunk.index].to(chunk.logprob.dtype) * chunk.logprob).sum().backward()
+    with variant.applied(model, max_nodes) as forward:
+        for _ in range(variant.num_passes):
+            model.zero_grad()
+            for chunk in forward.chunk_logprobs(model, trees, next_token=PLAIN, max_nodes=max_nodes, entropy=False):
+                logprob_M[chunk.index] = chunk.logprob.detach().to(logprob_M.dtype)
+                (weight_M[chunk.index].to(chunk.logprob.dtype) * chunk.logprob).sum().backward()
     return Computed(list(logprob_M.split([tree.num_unique_tokens for tree in trees])), gradient_of(model))
 
 
@@ -333,8 +334,8 @@ def _update(
     config = TrainConfig(
         dtype=precision, optimizer=optimizer, engine=EngineSettings(nodes_per_pass=_NODES, attention="tiled")
     )
-    with variant.applied(model):
-        update = TreeLearner(model, config, forward=variant.forward).learn(
+    with variant.applied(model, _NODES) as forward:
+        update = TreeLearner(model, config, forward=forward).learn(
             groups, advantage_estimator(AdvantageSettings()), seed=0
         )
     return _flat_weights(model) - before, update.grad_norm
@@ -412,7 +413,7 @@ def long_part(device: Device, trial: LongTrial) -> Findings:
     model.train()
 
     def errors(variant: LearnerVariant, precision: str) -> Errors:
-        with variant.applied(model), autocast("bfloat16" if precision == "bfloat16" else "float32", device):
+        with autocast("bfloat16" if precision == "bfloat16" else "float32", device):
             return errors_of(computed_by(variant, model, trees, weights, trial.nodes), expected)
 
     flat = LearnerVariant("flat", FLAT)

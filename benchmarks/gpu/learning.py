@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from gpu.device import Device
 from gpu.exactness import parity
 from gpu.launches import profiled
@@ -80,17 +82,22 @@ class Learning:
         model = responses.model.load(self._device, responses.prompt_tokens + responses.tokens, responses.seed)
         tree = responses.tree(model.config.vocab_size)
         optimizer = OptimizerSettings(learning_rate=1e-7, mini_batches=1)
-        config = TrainConfig(dtype="bfloat16", optimizer=optimizer, engine=EngineSettings(attention="tiled"))
+        engine = EngineSettings(attention="tiled", nodes_per_pass=variant.nodes_per_pass)
+        config = TrainConfig(dtype="bfloat16", optimizer=optimizer, engine=engine)
         estimate = advantage_estimator(AdvantageSettings())
         said: list[str] = []
         self._device.reset_peak()
-        with variant.applied(model):
-            learner = TreeLearner(model, config, said.append, forward=variant.forward)
+        with ExitStack() as stack:
+            with torch.autocast(self._device.torch.type, torch.bfloat16):  # as the learner's passes
+                forward = stack.enter_context(variant.applied(model, variant.nodes_per_pass))
+            learner = TreeLearner(model, config, said.append, forward=forward)
 
             def step() -> None:
                 learner.learn([parity(tree)], estimate, responses.seed)
 
             first_s = timed(step, self._device.synchronize).seconds
+            if variant.records:  # passes are recorded when they occur for the second time
+                step()
             done = [turn.seconds for turn in turns(step, self._limits, self._device.synchronize)]
             peak = self._device.peak_bytes() - before
             top = profiled(step, self._device).top()
@@ -121,6 +128,7 @@ class Learning:
         settings = MemorySettings(
             "bfloat16",
             0,
+            nodes_per_pass=variant.nodes_per_pass,
             gradient_checkpointing=variant.checkpointing,
             forward="tree" if isinstance(variant.forward, TreeForward) else "flat",
             device=self._device.torch.type,

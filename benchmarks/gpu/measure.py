@@ -28,7 +28,7 @@ from gpu.decoding import NATIVE, Decoding, Rows
 from gpu.device import Device
 from gpu.exactness import LongTrial, Trial, device_part, engine_part, learner_part, long_part
 from gpu.learning import Learning, Responses
-from gpu.models import FLAT, HOOKED, STATE_SPACE, VARIANTS, TimedModel
+from gpu.models import FLAT, HOOKED, LARGE_PASSES, STATE_SPACE, VARIANTS, TimedModel
 from gpu.page import page
 from gpu.real_step import RealStep
 from gpu.roofline import Ceilings, measure_ceilings
@@ -175,14 +175,15 @@ def _decoding(
 def _learning(
     arguments: argparse.Namespace, device: Device, limits: Limits, ceilings: Callable[[], Ceilings]
 ) -> Iterator[Part]:
-    shape = (4, 8, 8) if arguments.small else (256, 200, 256)
-    models = [_real(arguments)] + ([] if arguments.small else [TimedModel("300M"), TimedModel("1.5B")])
-    for model in models:
-        one = Learning(Responses(model, *shape, arguments.seed), device, limits, ceilings)
-        for variant in VARIANTS:
+    shapes = [(_real(arguments), (4, 8, 8) if arguments.small else (256, 200, 256))]
+    if not arguments.small:
+        shapes += [(TimedModel("300M"), (256, 200, 256)), (TimedModel("1.5B"), (64, 200, 2048))]
+    for model, shape in shapes:
+        learning = Learning(Responses(model, *shape, arguments.seed), device, limits, ceilings)
+        for variant in (*VARIANTS, *LARGE_PASSES):
             if variant.timed or variant.forward is FLAT:
-                run = partial(one.measure, variant)
-                name = f"learning: {one.responses.name} by {variant.name}"
+                run = partial(learning.measure, variant)
+                name = f"learning: {learning.responses.name} by {variant.name}"
                 yield Part(name, run, 4 * arguments.part_s, _MAX_S)
 
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from brorl.model import chunks, logits, logprobs
 from brorl.model.flat_path import FlatForward
-from brorl.model.forward import Forward
+from brorl.model.forward import Forward, with_recorded_passes
 from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.model.tree_path import TreeForward
 
@@ -41,7 +41,7 @@ STATE_SPACE = {
     },
 }  # fmt: skip
 _QWEN3 = {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151_936}
-SIZES = {  # of Qwen3-type models; 135M is that of SmolLM2, whose type is llama
+SIZES = {  # of Qwen3-type models; 135M is that of SmolLM2, whose type is llama, and 1.5B that of Qwen2.5
     "tiny": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 256,
@@ -51,7 +51,10 @@ SIZES = {  # of Qwen3-type models; 135M is that of SmolLM2, whose type is llama
         "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152,
     },
     "300M": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 10},
-    "1.5B": _QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24},
+    "1.5B": {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151_936,
+    },
 }  # fmt: skip
 
 
@@ -92,7 +95,7 @@ def _exact_rms_norm(self: Any, x: Tensor) -> Tensor:
 
 def speed_config(size: str, max_tokens: int) -> PreTrainedConfig:
     """Return the config of a random model with tied embeddings."""
-    kind = "llama" if size == "135M" else "qwen3"
+    kind = {"135M": "llama", "1.5B": "qwen2"}.get(size, "qwen3")
     return AutoConfig.for_model(
         kind, **SIZES[size], **_NO_IDS, tie_word_embeddings=True, max_position_embeddings=max_tokens
     )
@@ -158,6 +161,8 @@ class LearnerVariant:
     checkpointing: bool = False  # whether activations are computed again
     small_tiles: bool = False  # attend in many tiles although the responses are short
     small_blocks: bool = False  # compute logits in blocks although they are few
+    records: bool = False  # whether its passes are CUDA graphs
+    nodes_per_pass: int | None = None  # nodes per pass of the timed step; None for the default
     timed: bool = False  # whether its step is timed. Long responses need tiles and blocks anyway
     only_cuda: bool = False  # whether it needs a CUDA device, and has no float64
 
@@ -165,9 +170,17 @@ class LearnerVariant:
         """Return whether the variant runs on a device in a precision."""
         return not self.only_cuda or (not device.is_cpu and precision != "float64")
 
+    @property
+    def num_passes(self) -> int:
+        """The number of times that a pass must occur before its numbers are those of the variant."""
+        return 2 if self.records else 1
+
     @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        """Compute with small tiles and blocks inside, if the variant has them; checkpointing stays switched on."""
+    def applied(self, model: PreTrainedModel, max_nodes: int | None = None) -> Iterator[Forward]:
+        """Compute with small tiles and blocks inside, if the variant has them; checkpointing stays switched on.
+
+        Yield the path. Passes that should be recorded and cannot be are an error.
+        """
         if self.checkpointing:
             enable_gradient_checkpointing(model)
         with ExitStack() as stack:
@@ -177,10 +190,15 @@ class LearnerVariant:
                 block = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
                 stack.enter_context(patch.object(logits, "MAX_LOGITS", 0))
                 stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", block))
-            yield
+            if self.records:
+                autocast = torch.is_autocast_enabled(model.device.type)
+                yield with_recorded_passes(model, self.forward, print, "on", max_nodes=max_nodes, autocast=autocast)
+            else:
+                yield self.forward
 
 
 FLAT = FlatForward("the benchmark measures it")
+_COMPILED = TreeForward(packed=True, compiled=True)
 VARIANTS = (
     LearnerVariant("tree", timed=True),
     LearnerVariant("tree, small tiles", small_tiles=True),
@@ -189,5 +207,14 @@ VARIANTS = (
     LearnerVariant("tree, all three", checkpointing=True, small_tiles=True, small_blocks=True),
     LearnerVariant("flat", FLAT),
     LearnerVariant("packed", TreeForward(packed=True), timed=True, only_cuda=True),
-    LearnerVariant("packed, compiled", TreeForward(packed=True, compiled=True), timed=True, only_cuda=True),
+    LearnerVariant("packed, compiled", _COMPILED, timed=True, only_cuda=True),
+    LearnerVariant("packed, recorded", _COMPILED, records=True, timed=True, only_cuda=True),
 )
+LARGE_PASSES = tuple(  # timed alone
+    LearnerVariant(
+        f"packed, {'recorded' if records else 'compiled'}, {nodes:,} nodes", _COMPILED, records=records,
+        nodes_per_pass=nodes, timed=True, only_cuda=True,
+    )
+    for nodes in (32_768, 65_536)
+    for records in (False, True)
+)  # fmt: skip

@@ -20,6 +20,7 @@ from gpu.launches import profiled
 from gpu.learning import Responses
 from gpu.models import (
     FLAT,
+    LARGE_PASSES,
     NO_END_TOKEN,
     VARIANTS,
     LearnerVariant,
@@ -73,7 +74,7 @@ def test_the_script_measures_every_kind_of_part_and_continues(
     assert done.returncode == 0, done.stdout + done.stderr
     written = (tmp_path / "result.json").read_text()
     parts = json.loads(written)["parts"]
-    learners = [variant for variant in VARIANTS if variant.timed or variant.forward is FLAT]
+    learners = [variant for variant in (*VARIANTS, *LARGE_PASSES) if variant.timed or variant.forward is FLAT]
     rows = ["tiny 4 x 1, 26 tokens", "tiny 3 x 2, 26 tokens"]
     decoded = {f"decoding: {of} by {way}" for of in rows for way in (*NATIVE, "generate", "vLLM")}
     learned = {f"learning: tiny 4 responses of 8 by {variant.name}" for variant in learners}
