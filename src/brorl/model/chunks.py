@@ -185,9 +185,9 @@ class ChunkLayout:
         first, stop = int(self._prompt_T[0]), int(self._prompt_T[-1]) + 1
         return TreeContext(cache.select(slice(first, stop)), self._prompt_T - first, self._depth_T, attention)
 
-    def flex_context(self, window: int | None) -> FlexContext:
+    def flex_context(self, window: int | None, options: str = "") -> FlexContext:
         """Return the attention of the tokens of a chunk with prompts, given the model's sliding window."""
-        return FlexContext(self._position_T, window, self.token_T.device)
+        return FlexContext(self._position_T, window, self.token_T.device, options)
 
 
 class TreeContext(AttentionContext):

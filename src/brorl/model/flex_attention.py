@@ -120,14 +120,24 @@ class Copies(NamedTuple):
         return listed_BE
 
 
+def _attend(options: str, *inputs: Tensor, **named: Any) -> Tensor:
+    """Call FlexAttention with kernel options such as `bwd_BLOCK_M1=32 bwd_BLOCK_N1=64`."""
+    # A graph would have numbers as inputs. It has a string as a constant, and so the numbers in it.
+    numbers = {name: int(number) for name, number in (option.split("=") for option in options.split())}
+    kernel: Any = flex_attention
+    output: Tensor = kernel(*inputs, kernel_options=numbers or None, **named)
+    return output
+
+
 class FlexContext(AttentionContext):
     """The attention in a packed pass. Its tensors are inputs to a compiled layer. All layers are alike.
 
     The trees come one after another, each in preorder, then padding with position 0; `padded_tokens` returns the
-    length. `window` is the model's sliding window in tokens.
+    length. `window` is the model's sliding window in tokens. `options` are the kernel's; see `choose_flex_options`.
     """
 
-    def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
+    def __init__(self, position_T: IntArray, window: int | None, device: torch.device, options: str = "") -> None:
+        self._options = options
         self.longest = int(position_T.max()) + 1
         end_T = subtree_ends(position_T)
         pairs = {span: block_pairs(end_T, position_T, span) for span in {None, window}}
@@ -178,11 +188,12 @@ class FlexContext(AttentionContext):
             return softcap * torch.tanh(score / softcap)
 
         in_graph = torch.compiler.is_compiling() or device != "cuda"
-        kernel: Any = flex_attention if in_graph else compiled(flex_attention)
+        attend = _attend if in_graph else compiled(_attend)
         with torch.autocast(device, enabled=False):
             key, value = self._with_copies(key), self._with_copies(value)
             torch._check(key.shape[2] % BLOCK == 0)
-            output: Tensor = kernel(
+            output: Tensor = attend(
+                self._options,
                 query,
                 key,
                 value,

@@ -33,7 +33,7 @@ from brorl.model.context_limit import smallest_window
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, RowLogits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, NextToken, by_tree, node_offsets
-from brorl.model.tree_attention import KVShape, ModelPass, PromptCache, prefill, tree_attention
+from brorl.model.tree_attention import AttentionContext, KVShape, ModelPass, PromptCache, prefill, tree_attention
 from brorl.tree import RolloutTree
 
 
@@ -45,6 +45,7 @@ class TreeForward:
     # whether chunks contain their prompts, and FlexAttention computes all attention; see `FlexContext`
     packed: bool = False
     compiled: bool = False  # whether the decoder layers of packed chunks are compiled
+    flex_options: str = ""  # FlexAttention's kernel options in packed chunks; see `choose_flex_options`
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
     llama_chunks: bool = False  # whether `LlamaPass`, not the model's modules, computes chunks
     llama_rows: bool = False  # whether `LlamaPass` computes rows, including on a GPU
@@ -191,8 +192,11 @@ def _compute_chunk(
         return None
     tokens = layout.token_T, layout.position_T
     with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
-        window = smallest_window(model.config)
-        context = layout.flex_context(window) if cache is None else layout.tree_context(cache, forward.attention)
+        if cache is None:
+            window = smallest_window(model.config)
+            context: AttentionContext = layout.flex_context(window, forward.flex_options)
+        else:
+            context = layout.tree_context(cache, forward.attention)
         rows = forward.new_pass(model).row_logits(*tokens, context, layout.logit_rows)
     return head.logprobs(rows, layout.length_R, layout.target_row, layout.target_token, layout.target_index)
 

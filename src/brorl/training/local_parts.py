@@ -11,6 +11,7 @@ from brorl.activity import Echo, Observe, Stage, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.model.device import DTYPES
 from brorl.model.flat_path import FlatForward
+from brorl.model.flex_options import choose_flex_options
 from brorl.model.forward import Forward, choose_forward, with_packed_passes, without_windows
 from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.logprobs import NextToken
@@ -127,7 +128,13 @@ def build_learner_forward(
     def failed_anywhere(failed: bool) -> bool:
         return bool(ranks.maximum(int(failed)))
 
-    return with_packed_passes(model, plain, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
+    dtype = torch.bfloat16 if config.autocasts else model.dtype
+    workload = dtype, engine.nodes_per_pass or plain.default_max_nodes(model), config.longest_response
+    shapes = plain.kv_shapes if isinstance(plain, TreeForward) else ()
+    options = ranks.call_on_first_rank(lambda: choose_flex_options(model, shapes, workload, echo))
+    return with_packed_passes(
+        model, plain, echo, autocast=config.autocasts, flex_options=options, failed_anywhere=failed_anywhere
+    )
 
 
 def build_rank(
