@@ -119,6 +119,7 @@ def test_the_learner_has_packed_passes_on_cuda_where_they_can_be(tiny: Path, mon
     monkeypatch.setattr(
         "brorl.training.local_parts.with_packed_passes", lambda *_, **named: (calls.append(named), packed)[1]
     )
+    monkeypatch.setattr("brorl.training.local_parts.choose_flex_options", lambda *inputs: f"options for {inputs[1:3]}")
 
     def chosen(**settings: str) -> Forward:
         named = {name.replace("__", "."): value for name, value in settings.items()}
@@ -129,6 +130,7 @@ def test_the_learner_has_packed_passes_on_cuda_where_they_can_be(tiny: Path, mon
     assert chosen(dtype="bfloat16", importance__correction="truncate") is packed  # the engine keeps the flat path
     (call,) = calls
     assert call["autocast"] is True
+    assert call["flex_options"] == f"options for {((), (torch.bfloat16, 16384, config(tiny).longest_response))}"
     assert call["failed_anywhere"](True) is True
     assert chosen(dtype="float64") is flat
     assert chosen(engine__attention="tiled") is flat

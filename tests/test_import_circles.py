@@ -13,7 +13,7 @@ from brorl.verification.domains.verifiers import DOMAINS
 from run_support import SMALL
 
 PACKAGE = Path(brorl.__file__).parent
-MAX_MODULES = 149  # of the package, in the process of a step
+MAX_MODULES = 155  # of the package, in the process of a step
 
 
 def imports_in(folder: Path) -> dict[str, set[str]]:

@@ -44,6 +44,15 @@ def is_folder(path: str | Path) -> bool:
     return _holds(Path(path).is_dir)
 
 
+def cache_folder() -> Path:
+    """Return the folder of files that later runs of this user can reuse, which may not exist yet.
+
+    Raises:
+        RuntimeError: If the user has no home folder.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brorl"
+
+
 def is_used(path: Path) -> bool:
     """Return whether the path is a file or a nonempty folder."""
     return any(path.iterdir()) if path.is_dir() else path.exists()

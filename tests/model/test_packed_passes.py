@@ -232,7 +232,9 @@ def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
-@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma 3", "gemma 2", "checkpointing", "adapters", "bfloat16"])
+@pytest.mark.parametrize(
+    "case", ["llama", "options", "qwen3", "gemma 3", "gemma 2", "checkpointing", "adapters", "bfloat16"]
+)
 def test_layers_are_compiled_once_for_all_passes(case: str, rng: np.random.Generator, compile_on_cpu: Compile) -> None:
     """Compiled up to the code that PyTorch generates: passes of other trees, in other numbers, compile nothing more."""
     counter = compile_on_cpu("aot_eager")
@@ -248,7 +250,8 @@ def test_layers_are_compiled_once_for_all_passes(case: str, rng: np.random.Gener
     if case == "checkpointing":
         enable_gradient_checkpointing(model)
     model.train()
-    way = replace(PACKED, compiled=True, whole_logits=case == "gemma 2")
+    flex_options = "bwd_BLOCK_M1=32 bwd_BLOCK_N1=64" if case == "options" else ""
+    way = replace(PACKED, compiled=True, whole_logits=case == "gemma 2", flex_options=flex_options)
     autocast, bound = case == "bfloat16", 0.1 if case == "bfloat16" else 1e-4
     kinds = 2 if case.startswith("gemma") else 2 if case == "adapters" else 1  # the first input needs no gradient
     compilations = []

@@ -90,7 +90,8 @@ def test_every_variant_trains(device: Path, tmp_path: Path) -> None:
 
 UNCOMPILED = """
 import atexit
-from brorl.model import compilation, flex_attention, logprobs
+from brorl.model import compilation, flex_attention, flex_options, logprobs
+flex_options._Trial = None  # a trial of uncompiled attention would take minutes
 made, original = [], flex_attention.FlexContext.of_heads
 for module in (compilation, flex_attention, logprobs):
     module.compiled = lambda function: function

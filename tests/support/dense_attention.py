@@ -10,11 +10,20 @@ from torch.nn.attention.flex_attention import BlockMask
 
 
 def dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, score_mod: Any, block_mask: BlockMask, scale: float, enable_gqa: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score_mod: Any,
+    block_mask: BlockMask,
+    scale: float,
+    enable_gqa: bool,
+    kernel_options: Any,
 ) -> Tensor:
     """Replace `flex_attention`. The whole blocks of a mask only save time, so only its function is read."""
     assert score_mod is None
     assert enable_gqa
+    assert kernel_options is None
     zero = torch.zeros((), dtype=torch.int64, device=query.device)
     rows, columns = (torch.arange(x.shape[2], device=query.device) for x in (query, key))
     seen = block_mask.mask_mod(zero, zero, rows[:, None], columns)

@@ -148,15 +148,26 @@ class FlexLayout:
         return cls(int(position_T.max()) + 1, spans, arrays)
 
 
+def _attend(options: str, *inputs: Tensor, **named: Any) -> Tensor:
+    """Call FlexAttention with kernel options such as `bwd_BLOCK_M1=32 bwd_BLOCK_N1=64`."""
+    # A graph would have numbers as inputs. It has a string as a constant, and so the numbers in it.
+    numbers = {name: int(number) for name, number in (option.split("=") for option in options.split())}
+    kernel: Any = flex_attention
+    output: Tensor = kernel(*inputs, kernel_options=numbers or None, **named)
+    return output
+
+
 class FlexContext(AttentionContext):
     """The attention in a packed pass. Its tensors are inputs to a compiled layer. All layers are alike.
 
     Args:
         layout: The layout.
         tensors: The layout's arrays, on the device.
+        options: The kernel's options; see `choose_flex_options`.
     """
 
-    def __init__(self, layout: FlexLayout, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, layout: FlexLayout, tensors: Sequence[Tensor], options: str = "") -> None:
+        self._options = options
         self.longest = layout.longest
         self._first, self._stop, self._position, self._copied, *lists = tensors
         size = len(lists) // len(layout.spans)
@@ -196,11 +207,12 @@ class FlexContext(AttentionContext):
             return softcap * torch.tanh(score / softcap)
 
         in_graph = torch.compiler.is_compiling() or device != "cuda"
-        kernel: Any = flex_attention if in_graph else compiled(flex_attention)
+        attend = _attend if in_graph else compiled(_attend)
         with torch.autocast(device, enabled=False):
             key, value = self._with_copies(key), self._with_copies(value)
             torch._check(key.shape[2] % BLOCK == 0)
-            output: Tensor = kernel(
+            output: Tensor = attend(
+                self._options,
                 query,
                 key,
                 value,

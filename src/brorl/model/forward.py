@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from time import perf_counter
 from typing import assert_never
 
@@ -108,17 +109,19 @@ def with_packed_passes(
     echo: Echo,
     *,
     autocast: bool = False,
+    flex_options: str = "",
     failed_anywhere: Callable[[bool], bool] = bool,
 ) -> Forward:
     """Return packed passes for the learner if they compile and agree with the model, and otherwise the given path.
 
+    `flex_options` are tried before PyTorch's own kernel options for FlexAttention. They must be the same on all ranks.
     `failed_anywhere` returns whether a check failed on any rank. It is collective if the model is sharded.
     """
     start = perf_counter()
     reasons = []
     unpacked = forward if isinstance(forward, TreeForward) else TreeForward(whole_logits=forward.whole_logits)
-    for compiled in (True, False):
-        packed = replace(unpacked, packed=True, compiled=compiled, llama_chunks=False)
+    for compiled, options in dict.fromkeys(product((True, False), (flex_options, ""))):
+        packed = replace(unpacked, packed=True, compiled=compiled, flex_options=options, llama_chunks=False)
         reason = None
         try:
             check_packed(model, packed, autocast)
@@ -127,6 +130,8 @@ def with_packed_passes(
         if failed_anywhere(reason is not None):
             reasons.append(reason or "a check fails on another rank")
             continue
+        if options != flex_options:
+            echo(f"FlexAttention without the options {flex_options}: {reasons[-1]}")
         if compiled:
             folder = cache_dir()
             echo(

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from brorl.arrays import IntArray
 from brorl.errors import UserError
+from brorl.storage import cache_folder
 
 CompileChoice = Literal["auto", "on", "off"]
 
@@ -307,7 +308,7 @@ def compile_kernels() -> Path:
     if "__clang__" not in macros and hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         command.append("-fopenmp")
     digest = hashlib.sha256("\n".join([*command, macros, _SOURCE.read_text("utf-8")]).encode()).hexdigest()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brorl"
+    folder = cache_folder()
     library = folder / f"kernels-{digest[:16]}.so"
     if library.is_file():
         return library

@@ -48,6 +48,7 @@ class TreeForward:
     # whether chunks contain their prompts, and FlexAttention computes all attention; see `FlexContext`
     packed: bool = False
     compiled: bool = False  # whether the decoder layers of packed chunks are compiled
+    flex_options: str = ""  # FlexAttention's kernel options in packed chunks; see `choose_flex_options`
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
     llama_chunks: bool = False  # whether `LlamaPass`, not the model's modules, computes chunks
     llama_rows: bool = False  # whether `LlamaPass` computes rows, including on a GPU
@@ -271,7 +272,7 @@ class _PackedPass:
         token_T, position_T, rows, length_R, place_K, token_K, *attention = tensors
         model = self.model
         with tree_attention(model), compiled_layers(model) if self.forward.compiled else nullcontext():
-            context = FlexContext(self.attention, attention)
+            context = FlexContext(self.attention, attention, self.forward.flex_options)
             logits = self.forward.new_pass(model).row_logits(token_T, position_T, context, rows)
         logprob_K, entropy_K = self.head.of_blocks(logits, length_R, place_K, token_K, self.edges)
         return (logprob_K,) if entropy_K is None else (logprob_K, entropy_K)

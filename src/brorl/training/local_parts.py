@@ -12,6 +12,7 @@ from brorl.config.settings import TrainConfig
 from brorl.model.cuda_graphs import GraphChoice
 from brorl.model.device import DTYPES
 from brorl.model.flat_path import FlatForward
+from brorl.model.flex_options import choose_flex_options
 from brorl.model.forward import (
     Forward,
     choose_forward,
@@ -143,7 +144,13 @@ def build_learner_forward(
     def failed_anywhere(failed: bool) -> bool:
         return bool(ranks.maximum(int(failed)))
 
-    packed = with_packed_passes(model, plain, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
+    dtype = torch.bfloat16 if config.autocasts else model.dtype
+    workload = dtype, engine.nodes_per_pass or plain.default_max_nodes(model), config.longest_response
+    shapes = plain.kv_shapes if isinstance(plain, TreeForward) else ()
+    options = ranks.call_on_first_rank(lambda: choose_flex_options(model, shapes, workload, echo))
+    packed = with_packed_passes(
+        model, plain, echo, autocast=config.autocasts, flex_options=options, failed_anywhere=failed_anywhere
+    )
     choice: GraphChoice = engine.cuda_graphs if records_passes else "off"
     return with_recorded_passes(model, packed, echo, choice, max_nodes=engine.nodes_per_pass, autocast=config.autocasts)
 
