@@ -27,7 +27,6 @@ from brorl.arrays import BoolArray, IntArray
 from brorl.model.compilation import compiled
 from brorl.model.device import to_device
 from brorl.model.tree_attention import AttentionContext, HooksError, cast_by_autocast
-from brorl.tree import subtree_ends
 
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
@@ -124,12 +123,11 @@ class FlexContext(AttentionContext):
     """The attention in a packed pass. Its tensors are inputs to a compiled layer. All layers are alike.
 
     The trees come one after another, each in preorder, then padding with position 0; `padded_tokens` returns the
-    length. `window` is the model's sliding window in tokens.
+    length. `end_T` is the end of each token's subtree. `window` is the model's sliding window in tokens.
     """
 
-    def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
+    def __init__(self, position_T: IntArray, end_T: IntArray, window: int | None, device: torch.device) -> None:
         self.longest = int(position_T.max()) + 1
-        end_T = subtree_ends(position_T)
         pairs = {span: block_pairs(end_T, position_T, span) for span in {None, window}}
         copies = Copies.of(pairs[None][0])
         self._blocks = {
