@@ -243,6 +243,27 @@ def test_chunks_hold_the_nodes_and_prompts_that_fit(rng: np.random.Generator) ->
     assert [len(chunk) for chunk in split_into_chunks(trees, 1)] == [1] * owned.size
 
 
+@pytest.mark.parametrize("most", [1, 9, 60, 500])
+def test_a_chunk_ends_before_the_first_response_that_does_not_fit(most: int, rng: np.random.Generator) -> None:
+    trees = [*some_trees(rng), RolloutTree.from_responses([3], [(4, 5), (4, 5)], finished=[True, False])] * 2
+    rng.shuffle(trees)
+    expected: list[list[tuple[int, int]]] = [[]]  # each chunk as pairs of a tree and a response
+    nodes: set[tuple[int, int]] = set()
+    prompt_tokens = 0
+    for number, tree in enumerate(trees):
+        prompt_tokens += len(tree.prompt_ids)
+        for response, leaf in enumerate(tree.leaf.tolist()):
+            nodes |= {(number, node) for node in tree.path(leaf).tolist()}
+            too_many = len(nodes) > most or (response == 0 and prompt_tokens > most)
+            if too_many and expected[-1]:
+                expected.append([])
+                nodes = {(number, node) for node in tree.path(leaf).tolist()}
+                prompt_tokens = len(tree.prompt_ids)
+            expected[-1].append((number, response))
+    chunks = list(split_into_chunks(trees, most))
+    assert [[(s.tree, i) for s in chunk for i in range(s.start, s.stop)] for chunk in chunks] == expected
+
+
 def test_a_response_that_ends_where_the_previous_one_ends_has_no_input_nodes() -> None:
     tree = RolloutTree.from_responses([3], [(4, 5), (4, 5), (4, 6)], finished=[True, False, True])
     assert [nodes.tolist() for nodes in input_nodes(tree, TreeSlice(0, 1, 2))] == [[], []]

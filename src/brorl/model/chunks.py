@@ -51,21 +51,23 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
     chunk: list[TreeSlice] = []
     nodes = chunk_prompt_tokens = 0
     for index, tree in enumerate(trees):
-        new_L = np.diff(tree.leaf, prepend=-1).tolist()
-        path_L = tree.total_length.tolist()
-        start = 0
         prompt_tokens = len(tree.prompt_ids)
         if chunk_prompt_tokens + prompt_tokens > max_nodes and chunk:
             yield chunk
             chunk, nodes, chunk_prompt_tokens = [], 0, 0
         chunk_prompt_tokens += prompt_tokens
-        for leaf in range(tree.num_responses):
-            if nodes + new_L[leaf] > max_nodes and (leaf > start or chunk):
-                yield [*chunk, TreeSlice(index, start, leaf)] if leaf > start else chunk
-                chunk, start, nodes = [], leaf, path_L[leaf] - new_L[leaf]
-                chunk_prompt_tokens = prompt_tokens
-            nodes += new_L[leaf]
+        start = 0
+        while True:
+            # With the tree's responses up to number i, the chunk has `nodes + tree.leaf[i] + 1` nodes.
+            stop = int(np.searchsorted(tree.leaf, max_nodes - nodes))
+            stop = max(stop, start if chunk else start + 1)
+            if stop >= tree.num_responses:
+                break
+            yield [*chunk, TreeSlice(index, start, stop)] if stop > start else chunk
+            chunk, start, chunk_prompt_tokens = [], stop, prompt_tokens
+            nodes = int(tree.total_length[stop] - tree.leaf[stop]) - 1
         chunk.append(TreeSlice(index, start, tree.num_responses))
+        nodes += int(tree.leaf[-1]) + 1
     if chunk:
         yield chunk
 
