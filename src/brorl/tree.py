@@ -250,12 +250,21 @@ class RolloutTree:
     @cached_property
     def depth(self) -> IntArray:
         """Number of ancestors of each node, shape [M]; 0 for the first token after the prompt."""
-        return self.sum_along_paths(self.parent >= 0).astype(np.int64)
+        return self._count_along_paths(np.ones(self.num_nodes, np.bool_)) - 1
 
     @cached_property
     def end(self) -> IntArray:
         """End of each node's subtree, shape [M]: node i and its descendants are the slice [i, end[i])."""
-        return subtree_ends(self.depth)
+        last_M = np.arange(self.num_nodes)  # last child of each node; the node itself if it has none
+        below = np.flatnonzero(self.parent >= 0)
+        last_M[self.parent[below]] = below  # for repeated indices, numpy keeps the last
+        while True:  # pointer doubling: log2(depth) rounds to the last descendant
+            further_M = last_M[last_M]
+            if (further_M == last_M).all():
+                break
+            last_M = further_M
+        end_M: IntArray = last_M + 1
+        return end_M
 
     @cached_property
     def prefix_logprob(self) -> FloatArray:
@@ -265,7 +274,7 @@ class RolloutTree:
     @cached_property
     def length(self) -> IntArray:
         """Number of sampled tokens of each distinct response, shape [L]."""
-        return self.sum_over_responses(~self.given).astype(np.int64)
+        return self._count_along_paths(~self.given)[self.leaf]
 
     @cached_property
     def total_length(self) -> IntArray:
@@ -317,6 +326,25 @@ class RolloutTree:
             node = int(self.parent[node])
         return nodes
 
+    def _count_along_paths(self, marked_M: BoolArray) -> IntArray:
+        """For each node, count the marked nodes on its path, including itself, shape [M]."""
+        # Among the nodes up to node i, exactly those whose subtrees ended are not on its path.
+        num_ended_M = np.bincount(self.end[marked_M], minlength=self.num_nodes + 1)[:-1].cumsum()
+        count_M: IntArray = np.cumsum(marked_M) - num_ended_M
+        return count_M
+
+    @cached_property
+    def _leaf_ranges(self) -> tuple[IntArray, IntArray]:
+        """The responses [start, stop) below each node, as start, stop, start, stop and so on.
+
+        Neighbors with the same responses below them share a range. The second array is the number of nodes per range.
+        """
+        num_before = np.append(0, np.bincount(self.leaf, minlength=self.num_nodes).cumsum())  # leaves before each node
+        start_M, stop_M = num_before[:-1], num_before[self.end]
+        changes_M = (start_M[1:] != start_M[:-1]) | (stop_M[1:] != stop_M[:-1])
+        first = np.flatnonzero(np.append(True, changes_M))
+        return np.stack([start_M[first], stop_M[first]], axis=1).ravel(), np.diff(first, append=self.num_nodes)
+
     def sum_below(self, value_L: NDArray[Any]) -> FloatArray:
         """For each node, sum a value over the distinct responses that pass through it.
 
@@ -326,12 +354,10 @@ class RolloutTree:
         Returns:
             Sums, shape [M].
         """
-        node_M = np.arange(self.token.size)
-        first_M = np.searchsorted(self.leaf, node_M)
-        stop_M = np.searchsorted(self.leaf, self.end)
+        ranges, num_nodes = self._leaf_ranges
         padded = np.append(np.asarray(value_L, np.float64), 0.0)
         # A difference of cumulative sums would not do: a node with only zeros below it must get exactly 0.
-        return np.add.reduceat(padded, np.stack([first_M, stop_M], axis=1).ravel())[::2]
+        return np.repeat(np.add.reduceat(padded, ranges)[::2], num_nodes)
 
     def token_weights(self, value_L: NDArray[Any]) -> FloatArray:
         """For each node, sum a value over the distinct responses that sampled its token, shape [M]; 0 for given nodes.
@@ -342,12 +368,12 @@ class RolloutTree:
 
     def sum_along_paths(self, value_M: NDArray[Any]) -> FloatArray:
         """For each node, sum a value along its path, from the first token through the node itself; shape [M]."""
-        sum_M = np.array(value_M, np.float64)
-        jump_M = self.parent.copy()
-        while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
-            sum_M[far] += sum_M[jump_M[far]]
-            jump_M[far] = jump_M[jump_M[far]]
-        return sum_M
+        # The last entries stand for index -1, above the first token; adding -0.0 changes nothing.
+        sum_M, jump_M = np.append(np.asarray(value_M, np.float64), -0.0), np.append(self.parent, -1)
+        while (jump_M >= 0).any():  # pointer doubling: log2(depth) rounds
+            sum_M += sum_M[jump_M]
+            jump_M = jump_M[jump_M]
+        return sum_M[:-1]
 
     def sum_over_responses(self, value_M: NDArray[Any]) -> FloatArray:
         """For each distinct response, sum a value over all its nodes, including given ones; shape [L]."""
@@ -399,29 +425,6 @@ class RolloutTree:
 def truncation_rate(trees: Sequence[RolloutTree]) -> float:
     """Return the fraction of rollouts that were truncated at the length limit; 0 if there are no trees."""
     return sum(tree.num_truncated for tree in trees) / max(sum(tree.num_rollouts for tree in trees), 1)
-
-
-def subtree_ends(depth_M: IntArray) -> IntArray:
-    """Return the end of each node's subtree, shape [M]: the index of the next node in preorder that is not deeper.
-
-    Args:
-        depth_M: Depth of each node, shape [M]; several trees may be concatenated.
-    """
-    num_nodes = depth_M.size
-    end_M = np.empty(num_nodes, np.int64)
-    # A chain is a run of nodes with increasing depth: depths [0 1 2 1 2] are the chains [0 1 2] and [1 2].
-    starts = np.flatnonzero(np.diff(depth_M, prepend=depth_M[:1]) <= 0)
-    stops = np.append(starts, num_nodes)[1:]
-    depths, ends = [-1], [num_nodes]  # stack: later chain starts that can close a subtree, nearest last
-    for start, stop in zip(starts[::-1], stops[::-1], strict=True):
-        closing = np.searchsorted(depths, depth_M[start:stop], side="right") - 1
-        end_M[start:stop] = np.asarray(ends)[closing]
-        while depths[-1] >= depth_M[start]:
-            depths.pop()
-            ends.pop()
-        depths.append(int(depth_M[start]))
-        ends.append(int(start))
-    return end_M
 
 
 def _padded(responses: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:

@@ -24,7 +24,6 @@ from brorl.model.flex_options import FlexChoice, LayerAttention, choose_flex_opt
 from brorl.model.forward import check_packed, with_packed_passes
 from brorl.model.tree_attention import HooksError, KVShape
 from brorl.model.tree_path import TreeForward
-from brorl.tree import subtree_ends
 from small_models import small_model
 
 pytestmark = [
@@ -67,14 +66,20 @@ def test_no_options_are_known_for_very_large_heads() -> None:
 @pytest.mark.parametrize("response_tokens", [1, 40, 3000])
 def test_the_representative_pass_is_full_of_trees_whose_responses_share_a_beginning(response_tokens: int) -> None:
     attention = SMALL._replace(num_tokens=9000, response_tokens=response_tokens)
-    positions = attention.positions()
+    positions, ends = attention.tokens()
     assert positions.size == 9088  # 71 blocks
     assert positions[0] == 0
     assert (np.diff(positions) <= 1).all()  # in preorder
     assert positions.max() == 256 + response_tokens - 1
     # a token of the first eighth has the responses of a whole tree below it, and the next token only its own
     size = 256 + 32 * response_tokens - 31 * (response_tokens // 8)
-    below = subtree_ends(positions) - np.arange(positions.size)
+    open_tokens: list[int] = []  # whose subtrees have not ended
+    for token in range(positions.size + 1):
+        position = positions[token] if token < positions.size else 0
+        while open_tokens and positions[open_tokens[-1]] >= position:
+            assert ends[open_tokens.pop()] == token
+        open_tokens.append(token)
+    below = ends - np.arange(positions.size)
     if response_tokens // 8 and size <= positions.size:
         last_shared = 256 + response_tokens // 8 - 1
         assert below[last_shared] == size - last_shared
@@ -192,7 +197,7 @@ def test_rounding_agrees_and_a_missing_block_does_not() -> None:
     trial = flex_options._Trial(attention, CPU)
     got = trial.with_options("")()
     inputs = [x.detach().double().requires_grad_() for x in (trial._query, trial._key, trial._value)]
-    sees = visible(attention.positions())
+    sees = visible(attention.tokens()[0])
 
     def dense(mask: Tensor) -> list[Tensor]:
         output = nn.functional.scaled_dot_product_attention(*inputs, attn_mask=mask, scale=0.25, enable_gqa=True)
@@ -326,8 +331,9 @@ def test_the_options_are_constants_of_a_compiled_graph() -> None:
     with compiler_settings(), torch.no_grad():
         for name, num_blocks in product(options, (3, 4, 5)):
             x = torch.randn(1, 2, num_blocks * BLOCK, 16)
-            layout = FlexLayout.of(np.arange(num_blocks * BLOCK), None)
-            layer(x, x, x, FlexContext(layout, [torch.from_numpy(array) for array in layout.arrays], name))
+            position = np.arange(num_blocks * BLOCK)
+            layout = FlexLayout.of(position, np.full_like(position, position.size), None)
+            layer(x, x, x, FlexContext(layout, *map(torch.from_numpy, layout.arrays), options=name))
     torch.compiler.reset()
     assert len(graphs) == 2
     constants = []

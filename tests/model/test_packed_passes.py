@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.model import compilation
-from brorl.model.chunks import ChunkLayout, TreeSlice, split_into_chunks
+from brorl.model.chunks import ChunkLayout, TreeSlice, input_nodes, split_into_chunks
 from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext, FlexLayout
 from brorl.model.forward import check_packed, with_packed_passes
+from brorl.model.logprobs import node_offsets
 from brorl.model.lora import add_adapter
 from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.settings import LoraSettings
@@ -32,7 +33,7 @@ from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
 from brorl.tree import RolloutTree
 from path_checks import gemma, learned, long_response, weights_of
 from path_checks import some_trees as some_of_each
-from small_models import kept_bytes, mostly_slow, random_tree, small_model
+from small_models import kept_bytes, mostly_slow, random_tree, small_model, with_given
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -79,7 +80,7 @@ def dense_definition(trees: list[RolloutTree], window: int | None) -> tuple[IntA
             path = [*path, len(tokens)]
             tokens.append(token)
             paths.append(path)
-        for node in range(tree.num_unique_tokens):
+        for node in range(tree.num_nodes):
             if node in tree.parent:
                 above = of_node[int(tree.parent[node])] if tree.parent[node] >= 0 else path
                 of_node[node] = [*above, len(tokens)]
@@ -102,8 +103,8 @@ def expanded(count_B: Tensor, order_BB: Tensor) -> np.ndarray:
 
 def mask_of(batch: ChunkLayout, window: int | None) -> tuple[BlockMask, IntArray]:
     """Return the mask of a batch, and the token that each key of the kernel is, copies included."""
-    layout, length = FlexLayout.of(batch.position_T, window), batch.token_T.size
-    forest = FlexContext(layout, [torch.from_numpy(array) for array in layout.arrays])
+    layout, length = FlexLayout.of(batch.position_T, batch.end_T, window), batch.token_T.size
+    forest = FlexContext(layout, *(torch.from_numpy(array) for array in layout.arrays))
     token = forest._with_copies(torch.arange(float(length))[None, None, :, None])[0, 0, :, 0].numpy().astype(int)
     np.testing.assert_array_equal(token[:length], np.arange(length))
     return forest.mask(length, token.size, window), token
@@ -146,7 +147,8 @@ def test_the_block_mask_is_the_dense_definition(scale: int, window: int | None, 
     np.testing.assert_array_equal(batch.token_T[: tokens.size], tokens)
     got = by_element(batch, window, exact=window is None)
     np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
-    assert got.any(1).all()  # also padding sees something
+    padding = np.eye(length - tokens.size, dtype=bool)  # it sees itself
+    np.testing.assert_array_equal(got[tokens.size :, tokens.size :], padding)
     assert not got[tokens.size :, : tokens.size].any()
     assert not got[: tokens.size, tokens.size :].any()
     assert length % BLOCK == 0
@@ -168,6 +170,40 @@ def test_lengths_at_the_edges_of_blocks(sizes: list[tuple[int, int]], rng: np.ra
     batch = batch_of(trees)
     got = by_element(batch, None, exact=True)
     np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_a_run_of_responses_is_laid_out_as_a_tree_of_these_responses(
+    window: int | None, rng: np.random.Generator
+) -> None:
+    """It also computes the nodes that earlier runs own; a target's row sees the tokens before it, in order."""
+    trees = [*some_trees(rng), with_given(random_tree(rng, num_rollouts=40, max_length=30), rng)]
+    slices, offsets = [], node_offsets(trees)
+    for number, tree in enumerate(trees):
+        start, stop = np.sort(rng.choice(tree.num_responses + 1, 2, replace=False)).tolist()
+        slices.append(TreeSlice(number, start, stop))
+    selected = [trees[s.tree].select(np.arange(s.start, s.stop))[0] for s in slices]
+    tokens, expected = dense_definition(selected, window)
+    batch = ChunkLayout(trees, offsets, slices, with_prompts=True)
+    np.testing.assert_array_equal(batch.token_T[: tokens.size], tokens)
+    got = by_element(batch, window, exact=window is None)
+    np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
+    before = [tokens[row] for row in dense_definition(selected, None)[1]]
+    assert batch.position_T[: tokens.size].tolist() == [path.size - 1 for path in before]
+
+    rows = batch.logit_rows.tolist()
+    assert rows == sorted({rows[row] for row in batch.target_row})
+    target = 0
+    for tree, offset, responses in zip(trees, offsets, slices, strict=True):
+        owned = range(tree.leaf[responses.start - 1] + 1 if responses.start else 0, tree.leaf[responses.stop - 1] + 1)
+        for node in [node for node in owned if not tree.given[node]]:
+            path = [*tree.prompt_ids, *tree.token[tree.path(node)].tolist()]
+            row = batch.target_row[target]
+            assert [*before[rows[row]], batch.target_token[target]] == path
+            assert batch.length_R[row] == len(path) - len(tree.prompt_ids) - 1
+            assert batch.target_index[target] == offset + node
+            target += 1
+    assert target == batch.target_index.size
 
 
 def test_a_window_skips_blocks_far_away(rng: np.random.Generator) -> None:
@@ -206,6 +242,33 @@ def test_chunks_hold_the_nodes_and_prompts_that_fit(rng: np.random.Generator) ->
         assert prompts <= most
     assert (owned == 1).all()
     assert [len(chunk) for chunk in split_into_chunks(trees, 1)] == [1] * owned.size
+
+
+@pytest.mark.parametrize("most", [1, 9, 60, 500])
+def test_a_chunk_ends_before_the_first_response_that_does_not_fit(most: int, rng: np.random.Generator) -> None:
+    trees = [*some_trees(rng), RolloutTree.from_responses([3], [(4, 5), (4, 5)], finished=[True, False])] * 2
+    rng.shuffle(trees)
+    expected: list[list[tuple[int, int]]] = [[]]  # each chunk as pairs of a tree and a response
+    nodes: set[tuple[int, int]] = set()
+    prompt_tokens = 0
+    for number, tree in enumerate(trees):
+        prompt_tokens += len(tree.prompt_ids)
+        for response, leaf in enumerate(tree.leaf.tolist()):
+            nodes |= {(number, node) for node in tree.path(leaf).tolist()}
+            too_many = len(nodes) > most or (response == 0 and prompt_tokens > most)
+            if too_many and expected[-1]:
+                expected.append([])
+                nodes = {(number, node) for node in tree.path(leaf).tolist()}
+                prompt_tokens = len(tree.prompt_ids)
+            expected[-1].append((number, response))
+    chunks = list(split_into_chunks(trees, most))
+    assert [[(s.tree, i) for s in chunk for i in range(s.start, s.stop)] for chunk in chunks] == expected
+
+
+def test_a_response_that_ends_where_the_previous_one_ends_has_no_input_nodes() -> None:
+    tree = RolloutTree.from_responses([3], [(4, 5), (4, 5), (4, 6)], finished=[True, False, True])
+    assert [nodes.tolist() for nodes in input_nodes(tree, TreeSlice(0, 1, 2))] == [[], []]
+    assert [nodes.tolist() for nodes in input_nodes(tree, TreeSlice(0, 1, 3))] == [[0], [2]]
 
 
 Compile = Callable[[str], CompileCounterWithBackend]

@@ -29,7 +29,7 @@ from brorl.model.flex_attention import BLOCK, padded_tokens
 from brorl.model.kernels import NodeStack, attend_stack, kernels_of
 from brorl.model.logits import MAX_LOGITS
 from brorl.model.tree_attention import AttentionContext, PromptCache, cast_by_autocast
-from brorl.tree import RolloutTree, subtree_ends
+from brorl.tree import RolloutTree
 
 AttentionChoice = Literal["auto", "tiled"]
 
@@ -51,21 +51,23 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
     chunk: list[TreeSlice] = []
     nodes = chunk_prompt_tokens = 0
     for index, tree in enumerate(trees):
-        new_L = np.diff(tree.leaf, prepend=-1).tolist()
-        path_L = tree.total_length.tolist()
-        start = 0
         prompt_tokens = len(tree.prompt_ids)
         if chunk_prompt_tokens + prompt_tokens > max_nodes and chunk:
             yield chunk
             chunk, nodes, chunk_prompt_tokens = [], 0, 0
         chunk_prompt_tokens += prompt_tokens
-        for leaf in range(tree.num_responses):
-            if nodes + new_L[leaf] > max_nodes and (leaf > start or chunk):
-                yield [*chunk, TreeSlice(index, start, leaf)] if leaf > start else chunk
-                chunk, start, nodes = [], leaf, path_L[leaf] - new_L[leaf]
-                chunk_prompt_tokens = prompt_tokens
-            nodes += new_L[leaf]
+        start = 0
+        while True:
+            # With the tree's responses up to number i, the chunk has `nodes + tree.leaf[i] + 1` nodes.
+            stop = int(np.searchsorted(tree.leaf, max_nodes - nodes))
+            stop = max(stop, start if chunk else start + 1)
+            if stop >= tree.num_responses:
+                break
+            yield [*chunk, TreeSlice(index, start, stop)] if stop > start else chunk
+            chunk, start, chunk_prompt_tokens = [], stop, prompt_tokens
+            nodes = int(tree.total_length[stop] - tree.leaf[stop]) - 1
         chunk.append(TreeSlice(index, start, tree.num_responses))
+        nodes += int(tree.leaf[-1]) + 1
     if chunk:
         yield chunk
 
@@ -119,8 +121,7 @@ def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntA
     begin = int(tree.leaf[responses.start - 1]) + 1 if responses.start else 0
     stop = int(tree.leaf[responses.stop - 1]) + 1
     has_child = tree.parent[begin + 1 : stop] == np.arange(begin, stop - 1)
-    above = int(tree.parent[begin]) if begin < stop else -1
-    ancestors = tree.path(above) if above >= 0 else np.empty(0, np.int64)
+    ancestors = np.flatnonzero(tree.end[: begin if begin < stop else 0] > begin)
     return np.concatenate([ancestors, begin + np.flatnonzero(has_child)]), np.arange(begin, stop)
 
 
@@ -132,6 +133,7 @@ class ChunkLayout:
 
     Attributes:
         token_T, position_T: Input tokens, and their positions from the prompt's first token.
+        end_T: The end of each token's subtree: token i and its descendants are the slice [i, end[i]).
         logit_rows: Input tokens whose logits are needed, shape [R]; `length_R` response tokens lead up to each.
         target_row: For each owned, sampled node, the entry of `logit_rows` that predicts it, shape [K].
         target_token, target_index: Its token id, and its index among the nodes of all trees, shape [K].
@@ -146,57 +148,69 @@ class ChunkLayout:
         with_prompts: bool = False,
         multiple: int = BLOCK,
     ) -> None:
-        tokens, positions, prompts, depths = [], [], [], []
+        tokens, positions, prompts, depths, ends = [], [], [], [], []
         rows, targets, indices = [], [], []
         num_inputs = 0
         for responses in slices:
             tree = trees[responses.tree]
             node_F, owned = input_nodes(tree, responses)
+            num_before = np.bincount(node_F + 1, minlength=tree.num_nodes + 1).cumsum()  # inputs before each node
             prompt = np.array(tree.prompt_ids if with_prompts else (), np.int64)
             owned = owned[~tree.given[owned]]
             if not with_prompts:
                 owned = owned[tree.parent[owned] >= 0]
-            parent_K = tree.parent[owned]
-            row_K = np.where(parent_K < 0, -1, np.searchsorted(node_F, parent_K))
-            rows.append(num_inputs + prompt.size + row_K)
+            first = num_inputs + prompt.size  # the input token of the first node
+            rows.append(first - 1 + num_before[tree.parent[owned] + 1])
             targets.append(tree.token[owned])
             indices.append(offsets[responses.tree] + owned)
             tokens += [prompt, tree.token[node_F]]
             depths += [np.arange(prompt.size) - prompt.size, tree.depth[node_F]]
             positions += [len(tree.prompt_ids) + depth for depth in depths[-2:]]
             prompts.append(np.full(prompt.size + node_F.size, responses.tree))
-            num_inputs += prompt.size + node_F.size
+            num_inputs = first + node_F.size
+            ends += [np.full(prompt.size, num_inputs), first + num_before[tree.end[node_F]]]
 
         row_K = np.concatenate(rows)
-        logit_rows = np.unique(row_K)
-        padding = (0, padded_tokens(num_inputs, multiple) - num_inputs if with_prompts else 0)
-        self.position_T = np.pad(np.concatenate(positions), padding)
-        self.token_T = np.pad(np.concatenate(tokens), padding)
-        self.logit_rows = logit_rows
-        self.target_row = np.searchsorted(logit_rows, row_K)
+        needed_T = np.zeros(num_inputs, np.bool_)
+        needed_T[row_K] = True
+        num_tokens = padded_tokens(num_inputs, multiple) if with_prompts else num_inputs
+        padding = np.zeros(num_tokens - num_inputs, np.int64)
+        self.position_T = np.concatenate([*positions, padding])
+        self.token_T = np.concatenate([*tokens, padding])
+        self.logit_rows = np.flatnonzero(needed_T)
+        self.target_row = (needed_T.cumsum() - 1)[row_K]
         self.target_token = np.concatenate(targets)
         self.target_index = np.concatenate(indices)
         self._prompt_T, self._depth_T = np.concatenate(prompts), np.concatenate(depths)
-        self.length_R = self._depth_T[logit_rows] + 1
+        self.end_T = np.concatenate([*ends, np.arange(num_inputs, num_tokens) + 1])
+        self.length_R = self._depth_T[self.logit_rows] + 1
 
     def tree_context(self, cache: PromptCache, attention: AttentionChoice = "auto") -> TreeContext:
         """Return the attention of the input nodes, given the prompts' keys and values."""
         first, stop = int(self._prompt_T[0]), int(self._prompt_T[-1]) + 1
-        return TreeContext(cache.select(slice(first, stop)), self._prompt_T - first, self._depth_T, attention)
+        return TreeContext(
+            cache.select(slice(first, stop)), self._prompt_T - first, self._depth_T, self.end_T, attention
+        )
 
 
 class TreeContext(AttentionContext):
     """Attention of input nodes to their prompt and their ancestors, computed by the C kernels or else in tiles.
 
     `prompt_F` is the prompt of each input node, and `depth_F` its depth, 0 for the first token after the prompt.
+    `end_F` is the end of its subtree among the input nodes.
     """
 
     def __init__(
-        self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, attention: AttentionChoice = "auto"
+        self,
+        prompts: PromptCache,
+        prompt_F: IntArray,
+        depth_F: IntArray,
+        end_F: IntArray,
+        attention: AttentionChoice = "auto",
     ) -> None:
         self.longest = int(prompts.key[0].shape[2]) + int(depth_F.max()) + 1
         self._prompts = prompts
-        self._prompt_F, self._depth_F = prompt_F, depth_F
+        self._prompt_F, self._depth_F, self._end_F = prompt_F, depth_F, end_F
         self._choice = attention
         self._attend: Callable[..., Tensor] | None = None  # chosen at the first layer, based on its heads and dtype
 
@@ -215,7 +229,8 @@ class TreeContext(AttentionContext):
         compiled = kernels_of(query_THD) if query_THD.shape[2] == value_TKD.shape[2] else None
         if self._choice == "auto" and compiled is not None and not torch.is_autocast_enabled("cpu"):
             return partial(attend_stack, compiled, NodeStack(self._prompt_F, self._depth_F, self._prompts.length))
-        return partial(_attend_in_tiles, list(_tiles(self._prompts, self._prompt_F, self._depth_F, query_THD.shape[1])))
+        nodes = self._prompt_F, self._depth_F, self._end_F
+        return partial(_attend_in_tiles, list(_tiles(self._prompts, *nodes, query_THD.shape[1])))
 
 
 SCORES_PER_TILE = 1 << 25
@@ -253,12 +268,13 @@ class _Tile(NamedTuple):
         return torch.cat([prompts[self.prompt, :, : self.prompt_length], nodes_KAD], 1)[None]
 
 
-def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_heads: int) -> Iterator[_Tile]:
-    """Yield the tiles of a chunk's input nodes, given each node's prompt and depth, shape [F]."""
+def _tiles(
+    prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, end_F: IntArray, num_heads: int
+) -> Iterator[_Tile]:
+    """Yield the tiles of a chunk's input nodes, given each node's prompt, depth and end of its subtree, shape [F]."""
     lengths = prompts.length.tolist()
     longest = max(lengths) + int(depth_F.max()) + 1 + _MAX_QUERIES
     queries = max(1, min(_MAX_QUERIES, SCORES_PER_TILE // (num_heads * longest)))
-    end_F = subtree_ends(depth_F)
     on_path = np.zeros(int(depth_F.max()) + 1, np.int64)  # latest node at each depth
     edges = np.flatnonzero(np.diff(prompt_F, prepend=-1))
     for first, last in zip(edges.tolist(), [*edges[1:].tolist(), prompt_F.size], strict=True):

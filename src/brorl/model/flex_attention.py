@@ -15,21 +15,17 @@ Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from brorl.arrays import BoolArray, IntArray
+from brorl.arrays import IntArray
 from brorl.model.compilation import compiled
 from brorl.model.tree_attention import AttentionContext, HooksError, cast_by_autocast
-from brorl.tree import subtree_ends
 
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
@@ -42,51 +38,6 @@ def padded_tokens(num_tokens: int, multiple: int = BLOCK) -> int:
     return max(MIN_TOKENS, -(-num_tokens // multiple) * multiple)
 
 
-def block_lists(touched_BE: BoolArray, whole_BE: BoolArray) -> list[IntArray]:
-    """Return what the kernel reads, given the pairs of blocks where some query sees some key, and those where all do.
-
-    First, for masked keys, whole keys, masked queries and whole queries: how many blocks each row lists, shape
-    [1, 1, B] or [1, 1, E]. Then, for the same four: all blocks of each row, listed ones first, shape [1, 1, B, E] for
-    keys and [1, 1, E, B] for queries. All are int32.
-    """
-    masked_BE = touched_BE & ~whole_BE
-    lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
-    counts = [listed.sum(1) for listed in lists]
-    orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
-    return [array.astype(np.int32)[None, None] for array in (*counts, *orders)]
-
-
-def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
-    """Return which blocks of queries see any key of a block, and which see all of its keys, each of shape [B, B].
-
-    With a window, the first is an upper bound and the second a lower bound, from the smallest and largest positions of
-    the blocks.
-    """
-    key_T = np.arange(end_T.size)
-    end_block = end_T // BLOCK
-    touched_BB = _count(key_T // BLOCK, -(-end_T // BLOCK)) > 0
-    first_whole = -(-key_T // BLOCK)
-    whole_BB = _count(first_whole, np.maximum(first_whole, end_block)) == BLOCK
-    if window is not None:
-        position_BT = position_T.reshape(-1, BLOCK)
-        low_B, high_B = position_BT.min(1), position_BT.max(1)
-        touched_BB &= low_B[:, None] - high_B < window
-        whole_BB &= high_B[:, None] - low_B < window
-    return touched_BB, whole_BB
-
-
-def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
-    """Count, for [q, k], the keys of block k whose range [first, stop) contains query block q; shape [B, B]."""
-    num_blocks = first_T.size // BLOCK
-    # Each key adds 1 to its first query block and subtracts 1 after its last; running sums give the counts.
-    change = np.zeros((num_blocks + 1, num_blocks), np.int64)
-    key_block_T = np.arange(first_T.size) // BLOCK
-    np.add.at(change, (first_T, key_block_T), 1)
-    np.add.at(change, (stop_T, key_block_T), -1)
-    counts: IntArray = change.cumsum(0)[:-1]
-    return counts
-
-
 class Copies(NamedTuple):
     """The blocks of keys, followed by the copies. Each field has shape [E]. A query sees only one copy of a block."""
 
@@ -95,26 +46,20 @@ class Copies(NamedTuple):
     stop: IntArray  # one past the last block of queries that sees the entry
 
     @classmethod
-    def of(cls, touched_BB: BoolArray, multiple: int) -> Copies:
-        """Return the copies, given the blocks of keys that each block of queries sees; E - B is a multiple."""
-        num_blocks = len(touched_BB)
-        blocks = []
-        copies = [(0, 0, 0)] * _MIN_COPIES  # no query sees these
-        for block in range(num_blocks):
-            edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
-            first, *further = [(block, *pair) for pair in pairwise(edges)]
-            blocks.append(first)
-            copies += further
-        copies += [copies[0]] * (-len(copies) % multiple)
-        if len(copies) == num_blocks:  # `torch.compile` treats two initially equal sizes as one
-            copies += [copies[0]] * multiple
-        return cls(*np.array(blocks + copies).T)
-
-    def listed(self, pair_BB: BoolArray) -> BoolArray:
-        """Convert pairs (block of queries, block of keys) to pairs (block of queries, entry), shape [B, E]."""
-        query_B1 = np.arange(len(pair_BB))[:, None]
-        listed_BE: BoolArray = pair_BB[:, self.source] & (self.first <= query_B1) & (query_B1 < self.stop)
-        return listed_BE
+    def of(cls, stop_B: IntArray, multiple: int) -> Copies:
+        """Return the copies, whose number is a multiple. Block b is seen by the queries of blocks b to `stop_B[b]`."""
+        block_B = np.arange(stop_B.size)
+        num_runs_B = -(-(stop_B - block_B) // QUERIES_PER_COPY)
+        source = np.repeat(block_B, num_runs_B)
+        number = np.arange(source.size) - np.repeat(num_runs_B.cumsum() - num_runs_B, num_runs_B)
+        first = source + QUERIES_PER_COPY * number
+        runs = np.stack([source, first, np.minimum(first + QUERIES_PER_COPY, stop_B[source])])
+        num_copies = source.size - stop_B.size
+        num_padded = -(-max(_MIN_COPIES, num_copies) // multiple) * multiple
+        if num_padded == stop_B.size:  # `torch.compile` treats two initially equal sizes as one
+            num_padded += multiple
+        unseen = np.zeros((3, num_padded - num_copies), np.int64)  # no query sees these
+        return cls(*np.concatenate([runs[:, number == 0], unseen, runs[:, number > 0]], axis=1))
 
 
 @dataclass(frozen=True)
@@ -122,30 +67,41 @@ class FlexLayout:
     """The attention of a packed pass in the host's memory."""
 
     longest: int  # tokens of the longest context that a token attends to
-    spans: tuple[int | None, ...]  # the windows of the layers; None for full attention
-    # For each key: the first query that sees it, one past the last, and its position. Then which block each copy
-    # copies, one-hot, float32, shape [C, B]. Then the `block_lists` of each span.
-    arrays: tuple[NDArray[Any], ...]
+    window: int | None  # the model's sliding window in tokens
+    arrays: tuple[IntArray, ...]  # the arguments of `FlexContext`
 
     @classmethod
-    def of(cls, position_T: IntArray, window: int | None, copies: int = 1) -> FlexLayout:
+    def of(cls, position_T: IntArray, end_T: IntArray, window: int | None, multiple: int = 1) -> FlexLayout:
         """Lay out tokens: trees one after another, each in preorder, then padding with position 0.
 
-        `padded_tokens` returns the length. `window` is the model's sliding window in tokens. The number of copies is a
-        multiple of `copies`.
+        `padded_tokens` returns the length, and `end_T` is the end of each token's subtree. The number of copies is a
+        multiple of `multiple`.
         """
-        end_T = subtree_ends(position_T)
-        spans = (None,) if window is None else (None, window)
-        pairs = [block_pairs(end_T, position_T, span) for span in spans]
-        entries = Copies.of(pairs[0][0], copies)
-        token = (entries.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
-        first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (entries.first, entries.stop))
-        keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
-        num_blocks = position_T.size // BLOCK
-        copied = np.eye(num_blocks, dtype=np.float32)[entries.source[num_blocks:]]
-        lists = [block_lists(*(entries.listed(pair_BB) for pair_BB in pair)) for pair in pairs]
-        arrays = *(key.astype(np.int32) for key in keys), copied, *chain(*lists)
-        return cls(int(position_T.max()) + 1, spans, arrays)
+        end_BT, position_BT = end_T.reshape(-1, BLOCK), position_T.reshape(-1, BLOCK)
+        copies = Copies.of(-(-end_BT.max(1) // BLOCK), multiple)
+        token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
+        first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
+        keys = np.stack([np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]])
+        # All keys of a block are seen by the blocks of queries after it that lie in the subtrees of all these keys.
+        first_whole = np.maximum(copies.first, copies.source + 1)
+        stop_whole = np.minimum(copies.stop, (end_BT.min(1) // BLOCK)[copies.source])
+        entries = np.stack([copies.source, copies.first, copies.stop, first_whole, stop_whole])
+        blocks = np.stack([position_BT.min(1), position_BT.max(1)])
+        return cls(int(position_T.max()) + 1, window, (keys.astype(np.int32), entries, blocks))
+
+
+def block_lists(touched_BE: Tensor, whole_BE: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what the kernel reads, given the pairs of blocks where some query sees some key, and those where all do.
+
+    Each list is for masked keys, whole keys, masked queries and whole queries. The first has how many blocks each row
+    lists, shape [1, 1, B] or [1, 1, E]. The second has all blocks of each row, listed ones first, shape [1, 1, B, E]
+    for keys and [1, 1, E, B] for queries. All are int32.
+    """
+    masked_BE = touched_BE & ~whole_BE
+    lists = [listed.contiguous() for listed in (masked_BE, whole_BE, masked_BE.T, whole_BE.T)]
+    counts = [listed.sum(1, dtype=torch.int32)[None, None] for listed in lists]
+    orders = [listed.argsort(dim=1, descending=True, stable=True).int()[None, None] for listed in lists]
+    return counts, orders
 
 
 def _attend(options: str, *inputs: Tensor, **named: Any) -> Tensor:
@@ -162,29 +118,44 @@ class FlexContext(AttentionContext):
 
     Args:
         layout: The layout.
-        tensors: The layout's arrays, on the device.
+        key_3X: For each key, the first query that sees it, one past the last, and its position, int32.
+        entry_5E: For each entry, the block that it copies, then the blocks of queries [first, stop) that see some of
+            its keys, and those that see all of its keys.
+        position_2B: The smallest and the largest position in each block.
         options: The kernel's options; see `choose_flex_options`.
     """
 
-    def __init__(self, layout: FlexLayout, tensors: Sequence[Tensor], options: str = "") -> None:
-        self._options = options
+    def __init__(
+        self, layout: FlexLayout, key_3X: Tensor, entry_5E: Tensor, position_2B: Tensor, *, options: str = ""
+    ) -> None:
         self.longest = layout.longest
-        self._first, self._stop, self._position, self._copied, *lists = tensors
-        size = len(lists) // len(layout.spans)
-        self._lists = {span: lists[size * index :][:size] for index, span in enumerate(layout.spans)}
+        self._options = options
+        self._first, self._stop, self._position = key_3X
+        source_E, first_touched_E, stop_touched_E, first_whole_E, stop_whole_E = entry_5E
+        block_B = torch.arange(position_2B.shape[1], device=source_E.device)
+        block_B1 = block_B[:, None]
+        self._copied = (source_E[block_B.numel() :, None] == block_B).float()  # [C, B]
+        touched_BE = (first_touched_E <= block_B1) & (block_B1 < stop_touched_E)
+        whole_BE = (first_whole_E <= block_B1) & (block_B1 < stop_whole_E)
+        self._lists: dict[int | None, tuple[list[Tensor], list[Tensor]]] = {None: block_lists(touched_BE, whole_BE)}
+        if layout.window is not None:  # the lists are bounds, from the positions of the blocks
+            low_B, high_B = position_2B
+            touched_BE = touched_BE & (low_B[:, None] - high_B[source_E] < layout.window)
+            whole_BE = whole_BE & (high_B[:, None] - low_B[source_E] < layout.window)
+            self._lists[layout.window] = block_lists(touched_BE, whole_BE)
 
     def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
         """Return the mask for layers with the window, or for those without one. `num_keys` includes the copies."""
         first, stop, position = self._first, self._stop, self._position
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            seen = (first[key] <= query) & (query < stop[key])
+            seen: Tensor = (first[key] <= query) & (query < stop[key])
             return seen if window is None else seen & (position[query] - position[key] < window)
 
         lists = self._lists.get(window)
         if lists is None:
             raise HooksError("a layer has a different sliding window than its model's config")
-        counts, indices = lists[:4], lists[4:]
+        counts, indices = lists
         return BlockMask(
             seq_lengths=(num_tokens, num_keys),
             kv_num_blocks=counts[0], kv_indices=indices[0], full_kv_num_blocks=counts[1], full_kv_indices=indices[1],

@@ -81,12 +81,16 @@ class LayerAttention(NamedTuple):
         backward = _options(_BACKWARD, _BACKWARD_16_BIT if is_16_bit else _BACKWARD_FLOAT32, size)
         return backward, _options(_FORWARD, _FORWARD_16_BIT if is_16_bit else {}, size)
 
-    def positions(self) -> IntArray:
-        """Return the positions of a representative pass, shape [T]: trees whose responses share their first eighth."""
-        response = _PROMPT_TOKENS + np.arange(self.response_tokens)
-        others = [response[self.response_tokens // 8 :]] * (_RESPONSES - 1)
-        tree = np.concatenate([np.arange(_PROMPT_TOKENS), response, *others])
-        return np.resize(tree, padded_tokens(self.num_tokens))  # repeats the tree
+    def tokens(self) -> tuple[IntArray, IntArray]:
+        """Return positions and ends of subtrees in a representative pass: trees whose responses share an eighth."""
+        shared, rest = _PROMPT_TOKENS + self.response_tokens // 8, self.response_tokens - self.response_tokens // 8
+        responses = shared + rest * np.arange(1, _RESPONSES + 1)  # their ends
+        tree_end = np.concatenate([np.full(shared, responses[-1]), np.repeat(responses, rest)])
+        tree_position = np.concatenate([np.arange(shared), np.tile(shared + np.arange(rest), _RESPONSES)])
+        token = np.arange(padded_tokens(self.num_tokens))
+        number, place = np.divmod(token, tree_end.size)  # the tree repeats
+        end_T = np.minimum(number * tree_end.size + tree_end[place], token.size)
+        return tree_position[place], end_T
 
 
 def _options(names: Sequence[str], table: dict[int, list[Any]], size: int) -> list[str]:
@@ -114,7 +118,7 @@ class _Trial:
     """The attention of one layer in a representative pass, with random inputs."""
 
     def __init__(self, attention: LayerAttention, device: torch.device) -> None:
-        self._layout = FlexLayout.of(attention.positions(), None)
+        self._layout = FlexLayout.of(*attention.tokens(), None)
         self._tensors = [to_device(array, device) for array in self._layout.arrays]
         random = torch.Generator(device).manual_seed(0)
 
@@ -131,7 +135,7 @@ class _Trial:
 
     def with_options(self, options: str) -> Callable[[], list[Tensor]]:
         """Return a function that returns the output, and the gradients of queries, keys and values."""
-        context = FlexContext(self._layout, self._tensors, options)
+        context = FlexContext(self._layout, *self._tensors, options=options)
         inputs = self._query, self._key, self._value
 
         def run() -> list[Tensor]:

@@ -51,7 +51,7 @@ class _TreeOfPrompts(PromptContext):
         self._node = to_device(node_PS.ravel(), device)
         self._ragged = True
         self._real_index = to_device(np.unique(node_PS, return_index=True)[1], device)
-        self._depth = tree.depth
+        self._nodes = np.zeros_like(tree.depth), tree.depth, tree.end
         self._tree: TreeContext | None = None
 
     def attend(
@@ -65,7 +65,7 @@ class _TreeOfPrompts(PromptContext):
             # The tree's prompt is empty, so none of these keys and values are read. Tiles use all threads; the
             # C kernels would use one per key-value head.
             none = PromptCache(self._key, self._value, np.zeros(1, np.int64))
-            self._tree = TreeContext(none, np.zeros_like(self._depth), self._depth, "tiled")
+            self._tree = TreeContext(none, *self._nodes, "tiled")
         return self._tree.attend(layer, query_THD, key_TKD, value_TKD)
 
     def _padded(self, x_TKD: Tensor) -> Tensor:

@@ -251,7 +251,8 @@ class _PackedPass:
             rows_in_last = rows.size - (len(blocks.edges) - 2) * size
             blocks, output_K = blocks.padded(multiple, rows_in_last, model.config.get_text_config().vocab_size)
         arrays = layout.token_T, layout.position_T, rows, length_R, blocks.place_K, blocks.token_K
-        attention = FlexLayout.of(layout.position_T, smallest_window(model.config), multiple // BLOCK)
+        window = smallest_window(model.config)
+        attention = FlexLayout.of(layout.position_T, layout.end_T, window, multiple // BLOCK)
         return cls(model, forward, head, attention, arrays, tuple(blocks.edges), index_K, output_K)
 
     def logprobs(self) -> ChunkLogprobs:
@@ -262,7 +263,7 @@ class _PackedPass:
         if self.forward.graphs is None:
             return ChunkLogprobs(index, *self._compute([to_device(array, device) for array in arrays]))
         check_positions(self.model, self.attention.longest)  # a recording does not
-        key = self.head, self.edges, self.attention.spans
+        key = self.head, self.edges, self.attention.window
         position = to_device(self.output_K, device)
         outputs = self.forward.graphs.run(key, arrays, self._compute)
         return ChunkLogprobs(index, *(output[position] for output in outputs))
@@ -272,7 +273,7 @@ class _PackedPass:
         token_T, position_T, rows, length_R, place_K, token_K, *attention = tensors
         model = self.model
         with tree_attention(model), compiled_layers(model) if self.forward.compiled else nullcontext():
-            context = FlexContext(self.attention, attention, self.forward.flex_options)
+            context = FlexContext(self.attention, *attention, options=self.forward.flex_options)
             logits = self.forward.new_pass(model).row_logits(token_T, position_T, context, rows)
         logprob_K, entropy_K = self.head.of_blocks(logits, length_R, place_K, token_K, self.edges)
         return (logprob_K,) if entropy_K is None else (logprob_K, entropy_K)
