@@ -130,7 +130,8 @@ class FlexContext(AttentionContext):
     ) -> None:
         self.longest = layout.longest
         self._options = options
-        self._first, self._stop, self._position = key_3X
+        # a compiled layer would be compiled again for views in other places
+        self._first, self._stop, self._position = (row.clone() for row in key_3X)
         source_E, first_touched_E, stop_touched_E, first_whole_E, stop_whole_E = entry_5E
         block_B = torch.arange(position_2B.shape[1], device=source_E.device)
         block_B1 = block_B[:, None]
