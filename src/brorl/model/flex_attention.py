@@ -15,7 +15,6 @@ Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from brorl.arrays import BoolArray, IntArray
+from brorl.arrays import IntArray
 from brorl.model.compilation import compiled
 from brorl.model.device import to_device
 from brorl.model.tree_attention import AttentionContext, HooksError, cast_by_autocast
@@ -39,57 +38,6 @@ def padded_tokens(num_tokens: int) -> int:
     return max(MIN_TOKENS, -(-num_tokens // BLOCK) * BLOCK)
 
 
-class Blocks(NamedTuple):
-    """Four lists of blocks for the kernel: masked keys, whole keys, masked queries, whole queries."""
-
-    number: list[Tensor]  # per list: how many blocks each row lists, int32, shape [1, 1, B] or [1, 1, E]
-    # per list: all blocks of each row, listed ones first, int32, [1, 1, B, E] for keys, [1, 1, E, B] for queries
-    order: list[Tensor]
-
-    @classmethod
-    def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
-        """Return the lists, given the pairs of blocks where some query sees some key, and those where all see all."""
-        masked_BE = touched_BE & ~whole_BE
-        lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
-        orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
-
-        def moved(array: IntArray) -> Tensor:
-            return to_device(array.astype(np.int32), device)[None, None]
-
-        return cls([moved(listed.sum(1)) for listed in lists], [moved(order) for order in orders])
-
-
-def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
-    """Return which blocks of queries see any key of a block, and which see all of its keys, each of shape [B, B].
-
-    With a window, the first is an upper bound and the second a lower bound, from the smallest and largest positions of
-    the blocks.
-    """
-    key_T = np.arange(end_T.size)
-    end_block = end_T // BLOCK
-    touched_BB = _count(key_T // BLOCK, -(-end_T // BLOCK)) > 0
-    first_whole = -(-key_T // BLOCK)
-    whole_BB = _count(first_whole, np.maximum(first_whole, end_block)) == BLOCK
-    if window is not None:
-        position_BT = position_T.reshape(-1, BLOCK)
-        low_B, high_B = position_BT.min(1), position_BT.max(1)
-        touched_BB &= low_B[:, None] - high_B < window
-        whole_BB &= high_B[:, None] - low_B < window
-    return touched_BB, whole_BB
-
-
-def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
-    """Count, for [q, k], the keys of block k whose range [first, stop) contains query block q; shape [B, B]."""
-    num_blocks = first_T.size // BLOCK
-    # Each key adds 1 to its first query block and subtracts 1 after its last; running sums give the counts.
-    change = np.zeros((num_blocks + 1, num_blocks), np.int64)
-    key_block_T = np.arange(first_T.size) // BLOCK
-    np.add.at(change, (first_T, key_block_T), 1)
-    np.add.at(change, (stop_T, key_block_T), -1)
-    counts: IntArray = change.cumsum(0)[:-1]
-    return counts
-
-
 class Copies(NamedTuple):
     """The blocks of keys, followed by the copies. Each field has shape [E]. A query sees only one copy of a block."""
 
@@ -98,25 +46,62 @@ class Copies(NamedTuple):
     stop: IntArray  # one past the last block of queries that sees the entry
 
     @classmethod
-    def of(cls, touched_BB: BoolArray) -> Copies:
-        """Return the copies, given the blocks of keys that each block of queries sees."""
-        num_blocks = len(touched_BB)
-        blocks = []
-        copies = [(0, 0, 0)] * _MIN_COPIES  # no query sees these
-        for block in range(num_blocks):
-            edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
-            first, *further = [(block, *pair) for pair in pairwise(edges)]
-            blocks.append(first)
-            copies += further
-        if len(copies) == num_blocks:  # `torch.compile` treats two initially equal sizes as one
-            copies.append(copies[0])
-        return cls(*np.array(blocks + copies).T)
+    def of(cls, stop_B: IntArray) -> Copies:
+        """Return the copies. Block b is seen by the blocks of queries from b to before `stop_B[b]`."""
+        block_B = np.arange(stop_B.size)
+        num_runs_B = -(-(stop_B - block_B) // QUERIES_PER_COPY)
+        source = np.repeat(block_B, num_runs_B)
+        number = np.arange(source.size) - np.repeat(num_runs_B.cumsum() - num_runs_B, num_runs_B)
+        first = source + QUERIES_PER_COPY * number
+        runs = np.stack([source, first, np.minimum(first + QUERIES_PER_COPY, stop_B[source])])
+        unseen = np.zeros((3, _MIN_COPIES), np.int64)  # no query sees these
+        parts = [runs[:, number == 0], unseen, runs[:, number > 0]]
+        if _MIN_COPIES + source.size == 2 * stop_B.size:  # `torch.compile` treats two initially equal sizes as one
+            parts.append(unseen[:, :1])
+        return cls(*np.concatenate(parts, axis=1))
 
-    def listed(self, pair_BB: BoolArray) -> BoolArray:
-        """Convert pairs (block of queries, block of keys) to pairs (block of queries, entry), shape [B, E]."""
-        query_B1 = np.arange(len(pair_BB))[:, None]
-        listed_BE: BoolArray = pair_BB[:, self.source] & (self.first <= query_B1) & (query_B1 < self.stop)
-        return listed_BE
+
+class Blocks(NamedTuple):
+    """Four lists of blocks for the kernel: masked keys, whole keys, masked queries, whole queries."""
+
+    number: list[Tensor]  # per list: how many blocks each row lists, int32, shape [1, 1, B] or [1, 1, E]
+    # per list: all blocks of each row, listed ones first, int32, [1, 1, B, E] for keys, [1, 1, E, B] for queries
+    order: list[Tensor]
+
+    @classmethod
+    def of(cls, touched_BE: Tensor, whole_BE: Tensor) -> Blocks:
+        """Return the lists, given the pairs of blocks where some query sees some key, and those where all see all."""
+        masked_BE = touched_BE & ~whole_BE
+        lists = [listed.contiguous() for listed in (masked_BE, whole_BE, masked_BE.T, whole_BE.T)]
+        return cls(
+            [listed.sum(1, dtype=torch.int32)[None, None] for listed in lists],
+            [listed.argsort(dim=1, descending=True, stable=True).int()[None, None] for listed in lists],
+        )
+
+
+def block_pairs(
+    copies: Copies, end_T: IntArray, position_T: IntArray, window: int | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return which blocks of queries see any key of an entry, and which see all of its keys, each of shape [B, E].
+
+    With a window, the first is an upper bound and the second a lower bound, from the smallest and largest positions of
+    the blocks.
+    """
+    source_E = copies.source
+    end_BT, position_BT = end_T.reshape(-1, BLOCK), position_T.reshape(-1, BLOCK)
+    # All keys of a block are seen by the blocks of queries after it that lie in the subtrees of all these keys.
+    first = copies.first, np.maximum(copies.first, source_E + 1)
+    stop = copies.stop, np.minimum(copies.stop, (end_BT.min(1) // BLOCK)[source_E])
+    first_21E, stop_21E = to_device(np.array([first, stop]), device)[:, :, None]
+    query_B1 = torch.arange(len(end_BT), device=device)[:, None]
+    touched_BE, whole_BE = (first_21E <= query_B1) & (query_B1 < stop_21E)
+    if window is not None:
+        low_B, high_B = position_BT.min(1), position_BT.max(1)
+        low_B1, high_B1 = (to_device(x_B, device)[:, None] for x_B in (low_B, high_B))
+        low_E, high_E = (to_device(x_B[source_E], device) for x_B in (low_B, high_B))
+        touched_BE &= low_B1 - high_E < window
+        whole_BE &= high_B1 - low_E < window
+    return touched_BE, whole_BE
 
 
 class FlexContext(AttentionContext):
@@ -128,11 +113,9 @@ class FlexContext(AttentionContext):
 
     def __init__(self, position_T: IntArray, end_T: IntArray, window: int | None, device: torch.device) -> None:
         self.longest = int(position_T.max()) + 1
-        pairs = {span: block_pairs(end_T, position_T, span) for span in {None, window}}
-        copies = Copies.of(pairs[None][0])
+        copies = Copies.of(-(-end_T.reshape(-1, BLOCK).max(1) // BLOCK))
         self._blocks = {
-            span: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
-            for span, (touched_BB, whole_BB) in pairs.items()
+            span: Blocks.of(*block_pairs(copies, end_T, position_T, span, device)) for span in {None, window}
         }
         token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
         first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
@@ -140,7 +123,8 @@ class FlexContext(AttentionContext):
         keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
         self._first, self._stop, self._position = (to_device(x.astype(np.int32), device) for x in keys)
         num_blocks = position_T.size // BLOCK
-        self._copied = to_device(np.eye(num_blocks, dtype=np.float32)[copies.source[num_blocks:]], device)  # [C, B]
+        source_C1 = to_device(copies.source[num_blocks:], device)[:, None]
+        self._copied = (source_C1 == torch.arange(num_blocks, device=device)).float()  # [C, B]
 
     def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
         """Return the mask for layers with the window, or for those without one. `num_keys` includes the copies."""
