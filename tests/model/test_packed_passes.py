@@ -96,8 +96,8 @@ def expanded(count_B: Tensor, order_BB: Tensor) -> np.ndarray:
     """Return lists of blocks as a matrix."""
     listed = np.zeros(order_BB.shape, bool)
     for row, (number, blocks) in enumerate(zip(count_B.tolist(), order_BB.tolist(), strict=True)):
-        assert sorted(blocks) == list(range(len(blocks)))
         listed[row, blocks[:number]] = True
+        assert blocks == [*np.flatnonzero(listed[row]), *np.flatnonzero(~listed[row])]
     return listed
 
 
@@ -121,6 +121,7 @@ def by_element(batch: ChunkLayout, window: int | None, exact: bool) -> np.ndarra
     assert masked_T.sum(1).max() <= QUERIES_PER_COPY
     assert (masked | full).sum(0).max() <= QUERIES_PER_COPY
     num_queries, num_keys = mask.seq_lengths
+    assert 2 <= num_keys // BLOCK - num_queries // BLOCK != num_queries // BLOCK  # sizes compile alike
     zero, query, key = torch.tensor(0), torch.arange(num_queries)[:, None], torch.arange(num_keys)
     sees = mask.mask_mod(zero, zero, query, key).numpy()
     of_blocks = sees.reshape(num_queries // BLOCK, BLOCK, num_keys // BLOCK, BLOCK)
