@@ -25,6 +25,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty
 from brorl.config.settings import TrainConfig
 from brorl.model.chunks import ChunkLayout, split_into_chunks
+from brorl.model.flex_attention import FlexContext, FlexLayout
 from brorl.model.load import load_model
 from brorl.model.logits import RowLogits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, by_tree, node_offsets
@@ -144,9 +145,11 @@ def measured(
     slices = watch.time("split_into_chunks", lambda: list(split_into_chunks(trees, nodes_per_pass)))
     head, computed = LogprobHead(PLAIN, entropy=False), []
     for part in slices:
-        layout = watch.time("ChunkLayout", lambda p=part: ChunkLayout(trees, offsets, p, CPU, with_prompts=True))
-        watch.time("flex_context", lambda x=layout: x.flex_context(None))
-        rows = RowLogits(torch.empty(layout.logit_rows.numel(), 1), Embedding(), vocabulary=1 << 16)
+        layout = watch.time("ChunkLayout", lambda p=part: ChunkLayout(trees, offsets, p, with_prompts=True))
+        flex = watch.time("FlexLayout", lambda x=layout: FlexLayout.of(x.position_T, x.end_T, None))
+        tensors = [torch.from_numpy(array) for array in flex.arrays]
+        watch.time("FlexContext", lambda f=flex, t=tensors: FlexContext(f, *t))
+        rows = RowLogits(torch.empty(layout.logit_rows.size, 1), Embedding(), vocabulary=1 << 16)
         targets = layout.length_R, layout.target_row, layout.target_token, layout.target_index
         with suppress(FirstBlockError):
             watch.time("LogprobHead.logprobs", lambda r=rows, t=targets: head.logprobs(r, *t))
