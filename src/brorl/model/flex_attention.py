@@ -6,7 +6,9 @@ position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 
 A pass is padded to whole blocks, because other lengths have produced NaN gradients in PyTorch. It has at least two
 blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a block of keys
 in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. Keys with many such blocks
-are therefore copied: at most 8 blocks of queries see each copy, and the gradients of the copies add up.
+are therefore copied: few blocks of queries see each copy, and the gradients of the copies add up. In a long response,
+all earlier keys have many such blocks, so each copy has more queries, and a pass has at most 256 copies. That suffices:
+the longest loop then takes half of one GPU multiprocessor's share of the work.
 
 Off CUDA, PyTorch's uncompiled version runs, which has no backward pass.
 
@@ -31,13 +33,20 @@ from brorl.tree import subtree_ends
 
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
-QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
+QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys; more if there would be many copies
+MAX_COPIES = 256  # about twice as many as a GPU has multiprocessors
 _MIN_COPIES = 2  # as for `MIN_TOKENS`: a size of 1 would be compiled separately
 
 
 def padded_tokens(num_tokens: int) -> int:
     """Return the padded length of a pass over this many tokens."""
     return max(MIN_TOKENS, -(-num_tokens // BLOCK) * BLOCK)
+
+
+def copied_tokens(num_tokens: int, context: int) -> int:
+    """Return about how many tokens' keys a pass copies at most, given the tokens of a prompt plus its response."""
+    num_pairs = padded_tokens(num_tokens) // BLOCK * (context // BLOCK + 2)  # a path ends and begins inside of a block
+    return BLOCK * min(MAX_COPIES, num_pairs // QUERIES_PER_COPY)
 
 
 class Blocks(NamedTuple):
@@ -102,10 +111,12 @@ class Copies(NamedTuple):
     def of(cls, touched_BB: BoolArray) -> Copies:
         """Return the copies, given the blocks of keys that each block of queries sees."""
         num_blocks = len(touched_BB)
+        # a block that n blocks see has ceil(n / size) - 1 copies, and the sum of n / size is at most MAX_COPIES
+        size = max(QUERIES_PER_COPY, -(-int(touched_BB.sum()) // MAX_COPIES))
         blocks = []
         copies = [(0, 0, 0)] * _MIN_COPIES  # no query sees these
         for block in range(num_blocks):
-            edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
+            edges = [0, *np.flatnonzero(touched_BB[:, block])[size::size].tolist(), num_blocks]
             first, *further = [(block, *pair) for pair in pairwise(edges)]
             blocks.append(first)
             copies += further
