@@ -27,7 +27,8 @@ from transformers import PreTrainedModel
 from transformers_generation import generated
 
 from brorl.model.kernels import CompileChoice, use_kernels
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.graphs import GraphChoice
 from brorl.rollout.native_engine import NativeEngine
