@@ -48,7 +48,8 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.algorithms.groups import Group
     from brorl.config.settings import TrainConfig
     from brorl.model.lora import add_adapter
-    from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+    from brorl.model.memory_prediction import predict_memory
+    from brorl.model.memory_settings import MemorySettings, Workload
     from brorl.model.settings import LoraSettings
     from brorl.model.tree_attention import enable_gradient_checkpointing
     from brorl.prompts.prompt import Prompt

@@ -14,7 +14,8 @@ from pathlib import Path
 from transformers import Qwen2Config
 
 from brorl.model.memory_choices import Choice, MemoryChoices
-from brorl.model.memory_prediction import MemorySettings, ModelMemory, Workload
+from brorl.model.memory_prediction import ModelMemory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.table import Table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "what_fits.md"
@@ -58,12 +59,15 @@ def ranks_that_fit(config: Qwen2Config, gpu_bytes: float) -> tuple[int, float] |
     Weights, gradients, moments and reference are float32 and sharded. Each layer is gathered in bfloat16 for a pass,
     with gradient checkpointing and as many nodes as fit, but at least the longest response.
     """
-    model, settings = ModelMemory(config), MemorySettings("bfloat16", 0, gradient_checkpointing=True)
-    gathered = 2 * (2 * model.num_weights / model.layers + 2 * model.vocabulary * model.hidden)
+    model = ModelMemory(config)
+    settings = MemorySettings("bfloat16", 0, gradient_checkpointing=True, device="cuda")
+    sizes = model.passes
+    gathered = 2 * (2 * model.num_weights / sizes.layers + 2 * sizes.vocabulary * sizes.hidden)
     for ranks in _RANKS:
         for nodes in (*_NODES, PROMPT + RESPONSE):
-            logits = 3 * _LOGIT_NODES * model.vocabulary * 4
-            needed = _SHARDED_BYTES * model.num_weights / ranks + model.pass_bytes(settings, nodes) + logits + gathered
+            logits = 3 * _LOGIT_NODES * sizes.vocabulary * 4
+            activations = sizes.pass_bytes(settings, nodes, PROMPT + RESPONSE)
+            needed = _SHARDED_BYTES * model.num_weights / ranks + activations + logits + gathered
             if needed <= USABLE * gpu_bytes:
                 return ranks, needed
     return None

@@ -28,7 +28,8 @@ from transformers_generation import generated
 
 from brorl.model.cuda_graphs import GraphChoice
 from brorl.model.kernels import CompileChoice, use_kernels
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams

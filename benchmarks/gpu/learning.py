@@ -22,7 +22,8 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
 from brorl.model.flat_path import num_flat_tokens
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.settings import EngineSettings
 from brorl.training.learner import TreeLearner

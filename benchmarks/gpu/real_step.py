@@ -30,8 +30,9 @@ from measurement import Cell, Job, Peer, Run, Workload
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from worker import DismissedError
 
-from brorl.model.memory_prediction import MemorySettings, predict_memory
-from brorl.model.memory_prediction import Workload as Sizes
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings
+from brorl.model.memory_settings import Workload as Sizes
 from brorl.model.source import find_model
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import render

@@ -8,7 +8,8 @@ from architectures import EXACT, GROUPED, HEADS_OF_8, HYBRIDS, PATHS, REFUSED, t
 from brorl.errors import UserError
 from brorl.model.flat_path import CacheError, FlatForward
 from brorl.model.forward import check_hooks, check_model_cache, check_sliding_window, choose_forward
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.tree_attention import HooksError, KVShape, PromptContext, kv_shapes
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.native.decoder import RowMemory

@@ -15,7 +15,8 @@ from brorl.errors import UserError
 from brorl.model.flat_path import CacheError
 from brorl.model.forward import Forward, choose_forward
 from brorl.model.load import Blueprint, load_model
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.settings import LoraSettings
 from brorl.model.source import auto_class
 from brorl.model.tree_path import TreeForward

@@ -15,7 +15,8 @@ from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.memory_choices import MemoryChoices
-from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, check_prediction
+from brorl.model.memory_prediction import MemoryPrediction, ModelMemory, check_prediction
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.settings import LoraSettings
 from brorl.training import inputs as memory
 from small_models import mostly_slow, small_model
@@ -100,6 +101,43 @@ def fix_of(error: str) -> dict[str, Any]:
     """Read the settings that a message names, as a recipe would."""
     text = error.rpartition("the smallest change that fits: ")[2].rpartition(" (")[0]
     return {name: YAML(typ="safe").load(value) for name, value in (one.split(": ") for one in text.split(", "))}
+
+
+@pytest.mark.slow
+def test_few_rows_are_a_larger_change_than_gradient_checkpointing() -> None:
+    """The engine's cache, which graphs keep, could shrink to a few rows instead."""
+    config = config_of(layers=28)
+    workload = replace(WORKLOAD, max_new_tokens=8192)
+    own = replace(SETTINGS, reference=False, engine_bytes=30 * GIB)
+    row_bytes = ModelMemory(config).predict(own, workload).row_bytes
+    many, few = (int(rows * row_bytes / GIB) for rows in (40, 8))
+    for gib, expected in ((many, "engine.memory_gib"), (few, "engine.gradient_checkpointing")):
+        available = ModelMemory(config).predict(replace(own, engine_bytes=gib * GIB), workload).total_bytes
+        smallest = MemoryChoices(config, own, workload, available).smallest_change()
+        assert smallest is not None
+        assert expected in smallest.changes
+        assert ("engine.gradient_checkpointing" in smallest.changes) == (gib == few)
+
+
+def test_nodes_per_pass_that_are_too_many_are_left_to_the_learner() -> None:
+    config = config_of(layers=8)
+    own = replace(SETTINGS, reference=False, engine_bytes=GIB, nodes_per_pass=1 << 17)
+    model = ModelMemory(config)
+    available = model.predict(own, WORKLOAD).total_bytes - 1
+    smallest = MemoryChoices(config, own, WORKLOAD, available).smallest_change()
+    assert smallest is not None
+    assert smallest.changes == {"engine.nodes_per_pass": None}
+    assert (
+        "the smallest change that fits: engine.nodes_per_pass: null ("
+        in MemoryChoices(config, own, WORKLOAD, available).fix()
+    )
+
+
+def test_a_run_that_never_fits_at_the_length_limit_is_told_so() -> None:
+    own, config = replace(SETTINGS, forward="flat", graphs="off", engine_bytes=GIB), config_of()
+    workload = replace(WORKLOAD, max_new_tokens=1 << 17)
+    starts = ModelMemory(config, "flat").predict(own, workload).certain_bytes
+    assert "; no change of optimizer.states" in MemoryChoices(config, own, workload, starts).fix()
 
 
 @pytest.mark.slow

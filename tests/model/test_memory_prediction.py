@@ -18,12 +18,11 @@ from brorl.model.lora import add_adapter
 from brorl.model.memory_prediction import (
     MemoryLine,
     MemoryPrediction,
-    MemorySettings,
     ModelMemory,
-    Workload,
     check_prediction,
     predict_memory,
 )
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.settings import LoraSettings, States
 from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.model.tree_path import chunk_logprobs
@@ -105,11 +104,35 @@ def test_a_separate_engine_has_its_weights_a_file_of_them_and_its_whole_cache(
     got = named(predict_memory(model.config, settings, Workload(num_rows=1)))
     assert got["sampling copy"] == 2 * bytes_of(p.to(DTYPES[dtype]) for p in model.parameters())
     assert got["sampling cache"] == limit
-    assert "sampling" not in got
     adapted = named(predict_memory(model.config, replace(settings, lora=LoraSettings(rank=2)), Workload(num_rows=1)))
     assert 2 * adapted["sampling copy"] == got["sampling copy"]  # no file of all weights
     apart = named(predict_memory(model.config, replace(settings, engine_apart=True), Workload(num_rows=1)))
-    assert apart == {name: size for name, size in got.items() if name not in ("sampling copy", "sampling cache")}
+    own = ("sampling copy", "sampling cache", "sampling")
+    assert apart == {name: size for name, size in got.items() if name not in own}
+
+
+def test_an_engine_on_the_learners_gpu_sleeps_while_it_learns(rng: np.random.Generator) -> None:
+    """On a CPU, its weights, the file of them and its cache are there all the time."""
+    model, limit = small_model(tie_word_embeddings=True, dtype=torch.float32), int(rng.integers(1 << 20, 1 << 40))
+    settings = replace(SETTINGS, engine_bytes=limit, separate_engine=True)
+    workload = Workload(prompt_tokens=20, max_new_tokens=100, num_rows=1)
+    awake = predict_memory(model.config, settings, workload)
+    asleep = predict_memory(model.config, replace(settings, device="cuda"), workload)
+    weights = bytes_of(model.parameters())
+    assert asleep.sampling.num_bytes == awake.sampling.num_bytes + weights + limit
+    process = named(asleep)["vLLM's process"]
+    assert asleep.kept_bytes - process == awake.kept_bytes - 2 * weights - limit
+    assert asleep.total_bytes == asleep.kept_bytes + max(asleep.sampling.num_bytes, asleep.learning.num_bytes)
+    assert asleep.row_bytes == awake.row_bytes == 120 * 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, numbers
+
+
+def test_a_separate_engine_computes_logits_of_all_its_rows(rng: np.random.Generator) -> None:
+    config = small_model(vocab_size=50_000).config
+    rows = int(rng.integers(100, 1000))
+    settings = replace(SETTINGS, separate_engine=True, engine_rows=rows)
+    of_rows = predict_memory(config, settings, Workload()).sampling.num_bytes
+    assert of_rows == rows * 50_000 * (2 + 4 * 4)
+    assert predict_memory(config, settings, Workload(num_rows=50)).sampling.num_bytes < of_rows / 2
 
 
 @pytest.mark.slow
@@ -175,12 +198,19 @@ def test_the_sizes_of_qwen3_06b_by_hand() -> None:
     )  # fmt: skip
     attention = 1024 * 2048 + 2 * 1024 * 1024 + 2048 * 1024 + 2 * 128
     total = 28 * (attention + 3 * 1024 * 3072 + 2 * 1024) + 151_936 * 1024 + 1024
-    assert (model.num_weights, model.layers, model.hidden, model.vocabulary) == (total, 28, 1024, 151_936)
+    passes = model.passes
+    assert (model.num_weights, passes.layers, passes.hidden, passes.vocabulary) == (total, 28, 1024, 151_936)
     assert total == 596_049_920
     activations = 6 * 1024 * 4 + 2 * 1024 * 2 + (4 * 3072 + 7 * 16 * 128) * 2
-    assert model.pass_bytes(replace(SETTINGS, dtype="bfloat16"), 10) == 10 * (28 + 3) * activations
-    again = replace(SETTINGS, dtype="bfloat16", gradient_checkpointing=True)
-    assert model.pass_bytes(again, 10) == 10 * (28 * 1024 * 4 + (1 + 3) * activations)
+    settings = replace(SETTINGS, dtype="bfloat16")
+    again = replace(settings, gradient_checkpointing=True)
+    assert passes.pass_bytes(settings, 10, 10) == 10 * (28 + 3) * activations
+    assert passes.pass_bytes(again, 10, 10) == 10 * (28 * 1024 * 4 + (1 + 3) * activations)
+    # compiled: a float32 hidden state; 3 h, 3 H D and 3 m in bfloat16; keys and values, and 8 copied blocks of them
+    keys = 2 * 8 * 128 * 2
+    compiled = 1280 * (1024 * 4 + 3 * (1024 + 16 * 128 + 3072) * 2 + keys) + 10 * (640 // 128 + 2) // 8 * 128 * keys
+    assert passes.pass_bytes(replace(settings, device="cuda"), 1280, 640) == (28 + 3) * compiled
+    assert passes.pass_bytes(replace(again, device="cuda"), 1280, 640) == 28 * 1280 * 1024 * 4 + (1 + 3) * compiled
 
 
 def large_config() -> Qwen3Config:

@@ -22,11 +22,19 @@ from brorl.arrays import IntArray
 from brorl.model import compilation
 from brorl.model.chunks import ChunkLayout, TreeSlice, input_nodes, split_into_chunks
 from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
-from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext, FlexLayout
+from brorl.model.flex_attention import (
+    BLOCK,
+    MAX_COPIES,
+    QUERIES_PER_COPY,
+    FlexContext,
+    FlexLayout,
+    copied_tokens,
+)
 from brorl.model.forward import check_packed, with_packed_passes
 from brorl.model.logprobs import node_offsets
 from brorl.model.lora import add_adapter
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import ModelMemory
+from brorl.model.memory_settings import MemorySettings
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import HooksError, enable_gradient_checkpointing
 from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
@@ -484,17 +492,43 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
-@pytest.mark.parametrize("num_rollouts", mostly_slow([4, 16]))
-def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.random.Generator) -> None:
-    """Autograd keeps the scores of the uncompiled attention too; they are left out."""
-    model = small_model(num_hidden_layers=6, hidden_size=64, intermediate_size=192, dtype=torch.float32)
-    responses = rng.integers(0, 17, (num_rollouts, 64)).tolist()
-    tree = RolloutTree.from_responses(rng.integers(0, 17, 64).tolist(), responses, finished=[False] * num_rollouts)
-    length = batch_of([tree]).token_T.size
-    most = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=4096, forward=PACKED), (length, length))
-    settings = MemorySettings("float32", 1 << 30, nodes_per_pass=4096, device="cuda")
-    workload = Workload(64, 64, num_rows=num_rollouts, num_prompts=1)
-    planned = predict_memory(model.config, settings, workload).learning.num_bytes
-    assert 1 < planned / most < 3  # temporary tensors come on top
-    tiled = predict_memory(model.config, replace(settings, attention="tiled"), workload).learning.num_bytes
-    assert planned < tiled
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("case", ["float32", "bfloat16", "adapters"])
+def test_the_memory_plan_of_a_layer_is_what_its_compiled_graph_keeps(
+    case: str, checkpointing: bool, rng: np.random.Generator, compile_on_cpu: Compile
+) -> None:
+    """The graph is split into a forward and a backward pass as on CUDA; no kernels are generated from them."""
+    compile_on_cpu("aot_eager_decomp_partition")
+    lora = LoraSettings(rank=1) if case == "adapters" else None
+    dtype = "float32" if case == "float32" else "bfloat16"
+    prompt, response = 64, 4 * BLOCK
+    tree = long_response(rng, prompt, response)
+    kept, planned = [], []
+    for num_layers in (2, 4):
+        sizes = {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4, "num_key_value_heads": 2}
+        model = small_model("qwen2", num_hidden_layers=num_layers, **sizes, dtype=torch.float32).train()
+        if lora:
+            add_adapter(model.bfloat16(), lora)
+        if checkpointing:
+            enable_gradient_checkpointing(model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=case == "bfloat16"):
+            kept.append(kept_bytes(model, chunk_logprobs(model, [tree], forward=replace(PACKED, compiled=True))))
+        settings = MemorySettings(dtype, 0, lora, gradient_checkpointing=checkpointing, device="cuda")
+        passes = ModelMemory(model.config).passes
+        planned.append(passes.pass_bytes(settings, batch_of([tree]).token_T.size, prompt + response))
+    casts = 2 * (256 * (256 + 128 + 128 + 256) + 3 * 256 * 640) if case == "bfloat16" and not checkpointing else 0
+    of_layer = (kept[1] - kept[0]) / 2 - casts
+    # In float32 the outputs of the heads have one layout here, and adapters also keep a few numbers of their rank.
+    assert 0.9 < of_layer / ((planned[1] - planned[0]) / 2) < 1.05
+
+
+@pytest.mark.slow
+def test_long_responses_have_few_copies(rng: np.random.Generator) -> None:
+    """Of a chain of 80 blocks, 8 blocks of queries a copy would make 360 copies."""
+    batch = batch_of([long_response(rng, 1, 80 * BLOCK)])
+    mask, token = mask_of(batch, None)
+    num_copies = token.size // BLOCK - 80
+    most = int((mask.q_num_blocks + mask.full_q_num_blocks).max())
+    assert most == -(-(80 * 81 // 2) // MAX_COPIES) == 13
+    assert num_copies == sum(-(-seen // most) - 1 for seen in range(1, 81)) + 2 <= MAX_COPIES
+    assert BLOCK * num_copies <= copied_tokens(80 * BLOCK, 80 * BLOCK) <= BLOCK * MAX_COPIES

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.model.load import load_model
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.settings import LoraSettings
 from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine

@@ -24,7 +24,7 @@ from brorl.model.load import load_model, load_tokenizer
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
 from brorl.rollout import vllm_engine
-from brorl.rollout.chosen_engine import build_engine, build_sampling_model, check_engine
+from brorl.rollout.chosen_engine import build_engine, build_sampling_model, check_cache, check_engine
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import vllm_setup
 from brorl.rollout.vllm_process import VllmSetup
@@ -74,6 +74,16 @@ def test_training_that_vllm_cannot_sample_is_rejected_before_the_data_is_read(
     monkeypatch.setattr("brorl.training.inputs.build_questions", lambda _: pytest.fail("the data was read"))
     with pytest.raises(UserError, match=message):
         prepare_run(config(**settings), "quickstart")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_cache_that_cannot_hold_one_response_is_rejected() -> None:
+    gib = 1 << 30
+    check_cache(config(**{"engine.memory_gib": 2}), 2 * gib)
+    with pytest.raises(UserError, match=r"engine\.memory_gib = 2 is too small for vLLM: .* need 3 GiB; raise it, or"):
+        check_cache(config(**{"engine.memory_gib": 2}), 3 * gib)
+    check_cache(config(**{"engine.memory_gib": 2, "engine.vllm.tensor_parallel": 2}), 4 * gib)
+    check_cache(config(**{"engine.memory_gib": 2, "engine.kind": "native"}), 3 * gib)  # its rows may end early
 
 
 @pytest.mark.parametrize("several", [{}, {"cluster.nodes": 1, "cluster.gpus_per_rollout_worker": 1, "device": "auto"}])

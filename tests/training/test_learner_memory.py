@@ -16,7 +16,8 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.model.chunks import MIN_NODES
 from brorl.model.lora import add_adapter
-from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.memory_prediction import predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.settings import LoraSettings
 from brorl.runs.checkpoint import TrainerState, save_checkpoint
 from brorl.training.learner import TreeLearner

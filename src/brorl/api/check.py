@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 
 _ANSWER = "reference answer"
+_MUCH_LONGER = 16  # times the measured length
+_LONGER = ", or more, because a token of a long response attends to more tokens"
 _MIN_SLOWDOWN = 1.2  # ratio of seconds; anything smaller is noise
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
@@ -283,6 +285,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
             f"{forecast.truncation_rate:.0%} of the measured responses were truncated at {forecast.max_tokens} tokens; "
             f"if all of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
             f"{plain(forecast.max_seconds)} s"
+            f"{_LONGER if config.sampling.max_new_tokens >= _MUCH_LONGER * forecast.max_tokens else ''}"
         )
         if config.dynamic_sampling.enabled:
             lines[-1] += (

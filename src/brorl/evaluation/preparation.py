@@ -16,20 +16,14 @@ from brorl.evaluation.evaluator import PromptBatch, split_into_batches
 from brorl.evaluation.questions import all_questions, find_unreadable, reading_lines, unreadable_lines
 from brorl.model.device import available_bytes
 from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
-from brorl.model.memory_prediction import (
-    MemoryLine,
-    MemoryPrediction,
-    MemorySettings,
-    Workload,
-    check_prediction,
-    predict_memory,
-)
+from brorl.model.memory_prediction import MemoryLine, MemoryPrediction, check_prediction, predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems
 from brorl.prompts.settings import PromptFormat
 from brorl.prompts.source_questions import SourceQuestions
-from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
+from brorl.rollout.chosen_engine import check_cache, check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
 from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered
@@ -175,9 +169,11 @@ def _check_memory(
         forward=config.engine.forward,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
+        engine_rows=config.engine.vllm.max_rows,
         device=device.type,
     )
     training = predict_memory(model_config, settings, Workload(longest, limit, num_rows=largest * num_rollouts))
+    check_cache(config, training.row_bytes)
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
     smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "a smaller model"
     engine_lines = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)

@@ -6,7 +6,9 @@ position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 
 A pass is padded to whole blocks, because other lengths have produced NaN gradients in PyTorch. It has at least two
 blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a block of keys
 in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. Keys with many such blocks
-are therefore copied: at most 8 blocks of queries see each copy, and the gradients of the copies add up.
+are therefore copied: few blocks of queries see each copy, and the gradients of the copies add up. In a long response,
+all earlier keys have many such blocks, so each copy has more queries, and a pass has at most 256 copies. That suffices:
+the longest loop then takes half of one GPU multiprocessor's share of the work.
 
 Off CUDA, PyTorch's uncompiled version runs, which has no backward pass.
 
@@ -29,13 +31,20 @@ from brorl.model.tree_attention import AttentionContext, HooksError, cast_by_aut
 
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
-QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
+QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys; more if there would be many copies
+MAX_COPIES = 256  # about twice as many as a GPU has multiprocessors
 _MIN_COPIES = 2  # as for `MIN_TOKENS`: a size of 1 would be compiled separately
 
 
 def padded_tokens(num_tokens: int, multiple: int = BLOCK) -> int:
     """Return the padded length of a pass over this many tokens, a multiple of BLOCK and of `multiple`."""
     return max(MIN_TOKENS, -(-num_tokens // multiple) * multiple)
+
+
+def copied_tokens(num_tokens: int, context: int) -> int:
+    """Return about how many tokens' keys a pass copies at most, given the tokens of a prompt plus its response."""
+    num_pairs = padded_tokens(num_tokens) // BLOCK * (context // BLOCK + 2)  # a path ends and begins inside of a block
+    return BLOCK * min(MAX_COPIES, num_pairs // QUERIES_PER_COPY)
 
 
 class Copies(NamedTuple):
@@ -49,11 +58,14 @@ class Copies(NamedTuple):
     def of(cls, stop_B: IntArray, multiple: int) -> Copies:
         """Return the copies, whose number is a multiple. Block b is seen by the queries of blocks b to `stop_B[b]`."""
         block_B = np.arange(stop_B.size)
-        num_runs_B = -(-(stop_B - block_B) // QUERIES_PER_COPY)
+        seen_B = stop_B - block_B  # blocks of queries
+        # a block that n blocks see has ceil(n / size) - 1 copies, and the sum of n / size is at most MAX_COPIES
+        size = max(QUERIES_PER_COPY, -(-int(seen_B.sum()) // MAX_COPIES))
+        num_runs_B = -(-seen_B // size)
         source = np.repeat(block_B, num_runs_B)
         number = np.arange(source.size) - np.repeat(num_runs_B.cumsum() - num_runs_B, num_runs_B)
-        first = source + QUERIES_PER_COPY * number
-        runs = np.stack([source, first, np.minimum(first + QUERIES_PER_COPY, stop_B[source])])
+        first = source + size * number
+        runs = np.stack([source, first, np.minimum(first + size, stop_B[source])])
         num_copies = source.size - stop_B.size
         num_padded = -(-max(_MIN_COPIES, num_copies) // multiple) * multiple
         if num_padded == stop_B.size:  # `torch.compile` treats two initially equal sizes as one

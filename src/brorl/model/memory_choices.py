@@ -17,11 +17,14 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from brorl.model.cuda_graphs import GraphChoice
-from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, size_text
+from brorl.model.memory_prediction import MemoryPrediction, ModelMemory, size_text
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.settings import LoraSettings
 from brorl.table import Table
 
 _RANK = 16  # rank of the adapters, if the run has none
+_MANY_ROWS = 32  # with fewer rows, decoding mostly waits for the weights, and gradient checkpointing costs less time
+_FEW_ROWS = 2  # a row, plus the prompts
 _GIB = 1 << 30
 _at_most = attrgetter("total_bytes")
 
@@ -83,10 +86,15 @@ class MemoryChoices:
     def fitted(self, choice: Choice, needed: Callable[[MemoryPrediction], int] = _at_most) -> Choice | None:
         """Return a way to train with the smallest further changes that make it fit, or None if it never fits.
 
-        The changes are in `engine.memory_gib`, `reference.offload`, `engine.gradient_checkpointing` and
-        `engine.cuda_graphs`, which do not change what is learned. `needed` returns the bytes that must fit.
+        The changes are in `engine.memory_gib`, `engine.nodes_per_pass`, `reference.offload`,
+        `engine.gradient_checkpointing` and `engine.cuda_graphs`, which do not change what is learned. `needed` returns
+        the bytes that must fit.
         """
-        choices = (self._with_less_for_the_engine(settings, needed) for settings in _exact_changes(choice.settings))
+        choices = (
+            self._with_less_for_the_engine(settings, needed, rows)
+            for rows in (_MANY_ROWS, _FEW_ROWS)
+            for settings in _exact_changes(choice.settings)
+        )
         return next((fitting for fitting in choices if fitting), None)
 
     def fix(self) -> str:
@@ -98,7 +106,10 @@ class MemoryChoices:
                 "more memory, or several (cluster.learner_ranks)"
             )
         if not change.changes:
-            return ""
+            return (
+                "; no change of optimizer.states, lora or engine makes it fit: lower sampling.max_new_tokens, or "
+                "choose a smaller model, a device with more memory, or several (cluster.learner_ranks)"
+            )
         fits = change.prediction.total_bytes <= self._available
         size = size_text(change.prediction.total_bytes if fits else change.prediction.certain_bytes)
         return (
@@ -126,9 +137,9 @@ class MemoryChoices:
         return Choice(settings, changes, self._model.predict(settings, self._workload, self._available))
 
     def _with_less_for_the_engine(
-        self, settings: MemorySettings, needed: Callable[[MemoryPrediction], int]
+        self, settings: MemorySettings, needed: Callable[[MemoryPrediction], int], num_rows: int
     ) -> Choice | None:
-        """Return a choice with the largest `engine.memory_gib` that fits, at most the run's."""
+        """Return a choice with the largest `engine.memory_gib` that fits: the run's, or less with `num_rows` rows."""
 
         def with_gib(gib: int) -> Choice:
             return self._choice(replace(settings, engine_bytes=gib * _GIB))
@@ -139,7 +150,7 @@ class MemoryChoices:
         own = self._choice(settings)
         if fits(own):
             return own
-        least = max(1, ceil(2 * own.prediction.row_bytes / _GIB))  # a row, plus the prompts
+        least = max(1, ceil(num_rows * own.prediction.row_bytes / _GIB))
         most = ceil(settings.engine_bytes / _GIB) - 1
         if most < least or not fits(with_gib(least)):
             return None
@@ -156,6 +167,7 @@ def _recipe(settings: MemorySettings) -> dict[str, Any]:
         "lora.rank": lora.rank,
         "lora.quantization": lora.quantization,
         "reference.offload": not settings.reference,
+        "engine.nodes_per_pass": settings.nodes_per_pass,
         "engine.gradient_checkpointing": settings.gradient_checkpointing,
         "engine.cuda_graphs": settings.graphs,
         "engine.memory_gib": int(gib) if gib.is_integer() else gib,
@@ -164,13 +176,23 @@ def _recipe(settings: MemorySettings) -> dict[str, Any]:
 
 def _text(changes: dict[str, Any]) -> str:
     """Format settings as in a recipe."""
-    return ", ".join(f"{name}: {str(value).lower()}" for name, value in changes.items())
+    return ", ".join(f"{name}: {'null' if value is None else str(value).lower()}" for name, value in changes.items())
 
 
 def _exact_changes(settings: MemorySettings) -> Iterator[MemorySettings]:
-    """Yield settings with changes that do not affect what is learned, faster ones first."""
+    """Yield settings with changes that do not affect what is learned, faster ones first.
+
+    A number of nodes per pass that is not set is halved until it fits, like the learner's.
+    """
     graphs: tuple[GraphChoice, ...] = (settings.graphs, "off") if settings.keeps_cache else (settings.graphs,)
     recomputed = (True,) if settings.gradient_checkpointing else (False, True)
     reference = (True, False) if settings.reference and settings.device != "cpu" else (settings.reference,)
-    for choice, recomputes, has_reference in product(graphs, recomputed, reference):
-        yield replace(settings, graphs=choice, gradient_checkpointing=recomputes, reference=has_reference)
+    sizes = (settings.nodes_per_pass,) if settings.nodes_per_pass is None else (settings.nodes_per_pass, None)
+    for choice, recomputes, has_reference, nodes in product(graphs, recomputed, reference, sizes):
+        yield replace(
+            settings,
+            graphs=choice,
+            gradient_checkpointing=recomputes,
+            reference=has_reference,
+            nodes_per_pass=nodes,
+        )

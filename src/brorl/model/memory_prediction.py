@@ -10,92 +10,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.chunks import SCORES_PER_TILE, AttentionChoice, default_max_nodes
-from brorl.model.cuda_graphs import GraphChoice
-from brorl.model.kernels import kernels
+from brorl.model.chunks import default_max_nodes
 from brorl.model.llama_pass import has_llama_layout, num_copied_weights
-from brorl.model.logits import (
-    COMPILED_LOGITS_PER_BLOCK,
-    LOGITS_PER_BLOCK,
-    LOGITS_PER_DRAW,
-    MASSES_PER_DRAW,
-    MAX_LOGITS,
-    embeds_last,
-    logit_bytes_per_row,
-    tokens_per_mass,
-)
+from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, embeds_last, logit_bytes_per_row, tokens_per_mass
 from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.moments import moment_bytes
+from brorl.model.pass_memory import PassMemory
 from brorl.model.settings import ForwardChoice, LoraSettings, States
 from brorl.model.source import auto_class, building_model, freeze_images
 from brorl.model.tree_attention import PREFILL_TOKENS, HooksError, KVShape, kv_shapes
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _BYTES_PER_MASS = 16  # a mass and its running sum, both in float64
-_SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
+_BYTES_PER_VLLM_LOGIT = 18  # itself, then in float32: its cast, log-prob, probability, and a random number
+_VLLM_TOKENS = 8192  # of a forward pass of vLLM, or one context if it is longer
+_VLLM_PROCESS_BYTES = 1 << 30  # a guess: its CUDA context and graphs, which it also keeps while it sleeps
 _NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
-_TEMPORARY_LAYERS = 3  # gradients, intermediate results, and memory that the allocator keeps
 _MIN_NODES = 1024  # the prediction halves nodes only down to the CPU default; the learner can go lower
-
-
-@dataclass(frozen=True)
-class MemorySettings:
-    """The settings that determine a run's memory."""
-
-    dtype: Literal["float32", "float64", "bfloat16"]  # the run's `dtype`
-    engine_bytes: int  # the engine's limit, `engine.memory_gib`
-    lora: LoraSettings | None = None  # the adapters; None if all weights are trained
-    reference: bool = False  # whether a reference policy is in device memory
-    offloaded_reference: bool = False  # whether a reference policy is in host memory instead
-    average: bool = False  # whether averaged weights are in device memory
-    states: States = "device"  # location and bits of AdamW's moments between updates
-    nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
-    gradient_checkpointing: bool = False  # whether activations are recomputed
-    # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
-    forward: ForwardChoice = "auto"
-    attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` is FlexAttention on CUDA
-    device: str = "cpu"  # type of the model's device, such as `cuda`
-    # whether the engine is vLLM, which has its own weights, a file of the trained weights in shared memory, and a cache
-    # that is allocated in advance
-    separate_engine: bool = False
-    engine_apart: bool = False  # whether vLLM has its own GPUs; its memory is then not predicted
-    graphs: GraphChoice = "off"  # `engine.cuda_graphs`
-
-    @property
-    def keeps_cache(self) -> bool:
-        """Whether the native engine keeps its memory while the learner works, for CUDA graphs."""
-        return self.graphs != "off" and self.device == "cuda" and not self.separate_engine
-
-    @property
-    def autocasts(self) -> bool:
-        """Whether float32 weights are trained in bfloat16. The native engine then has a copy of them for sampling."""
-        return self.dtype == "bfloat16" and self.lora is None
-
-    @property
-    def trained_bytes(self) -> int:
-        """Bytes per number of the trained weights."""
-        return 8 if self.dtype == "float64" else 4
-
-    @property
-    def computed_bytes(self) -> int:
-        """Bytes per number of activations, frozen weights and the sampling copy."""
-        return 2 if self.dtype == "bfloat16" else self.trained_bytes
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Sizes of a run's batches."""
-
-    prompt_tokens: int = 512  # tokens of the longest prompt
-    max_new_tokens: int = 1024  # tokens of the longest response
-    num_rows: int | None = None  # maximum rollouts sampled together, prompts times N; None if unknown
-    num_prompts: int | None = None  # prompts of a mini-batch; None if unknown
 
 
 class MemoryLine(NamedTuple):
@@ -115,7 +53,7 @@ class MemoryPrediction:
     learning: MemoryLine  # the learner's memory while it learns; an upper estimate
     available_bytes: int | None = None  # the machine's free memory; None if unknown
     num_weights: int = 0  # weights of the model
-    row_bytes: int = 0  # engine memory per response of full length; 0 if another engine samples
+    row_bytes: int = 0  # engine memory per response of full length
     checkpoint_bytes: int = 0  # a checkpoint on disk, without its tokenizer and carried groups
     recorded_bytes: int = 0  # the memory that the learner's passes keep as CUDA graphs; 0 if they are not recorded
 
@@ -179,14 +117,19 @@ class ModelMemory:
         parameters = dict(self._model.named_parameters())
         sizes: Any = config.get_text_config()
         self.num_weights: int = sum(p.numel() for p in parameters.values())
-        self.layers: int = sizes.num_hidden_layers
-        self.hidden: int = sizes.hidden_size
-        self.vocabulary: int = sizes.vocab_size
+        hidden: int = sizes.hidden_size
         widest = max((max(p.shape) for n, p in parameters.items() if p.dim() == 2 and ".layers." in n), default=0)
-        self._inner: int = _setting(sizes, "intermediate_size") or widest or 4 * self.hidden
-        self._heads: int = _setting(sizes, "num_attention_heads") or 1
-        self._kv, self._flat = self._shapes(sizes, forward)
-        self._whole_logits = not embeds_last(self._model)
+        kv, is_flat = self._shapes(sizes, forward)
+        self.passes = PassMemory(
+            layers=sizes.num_hidden_layers,
+            hidden=hidden,
+            inner=_setting(sizes, "intermediate_size") or widest or 4 * hidden,
+            heads=_setting(sizes, "num_attention_heads") or 1,
+            kv=kv,
+            vocabulary=sizes.vocab_size,
+            is_flat=is_flat,
+            whole_logits=not embeds_last(self._model),
+        )
 
     def _shapes(self, sizes: Any, forward: ForwardChoice) -> tuple[Sequence[KVShape], bool]:
         """Return the shapes of each layer's keys and values, and whether the model takes the flat path.
@@ -194,9 +137,10 @@ class ModelMemory:
         The shapes come from a pass on the meta device. For the flat path, or if that pass fails, they are estimated
         from the key-value heads in the config.
         """
-        head_dim = _setting(sizes, "head_dim") or self.hidden // self._heads
-        guess = KVShape(_setting(sizes, "num_key_value_heads") or self._heads, head_dim, head_dim)
-        guessed = [guess] * self.layers
+        heads = _setting(sizes, "num_attention_heads") or 1
+        head_dim = _setting(sizes, "head_dim") or sizes.hidden_size // heads
+        guess = KVShape(_setting(sizes, "num_key_value_heads") or heads, head_dim, head_dim)
+        guessed = [guess] * sizes.num_hidden_layers
         if forward == "flat":
             return guessed, True
         try:
@@ -211,37 +155,39 @@ class ModelMemory:
     def predict(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPrediction:
         """Predict a run's memory. If too few bytes are `available`, the nodes per pass are halved."""
         kept = self._kept_lines(settings)
-        cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
+        sizes = self._vllm_bytes if settings.separate_engine else self._sampling_bytes
+        cache, step, prefill = sizes(settings, workload)
         sampling = max(step, prefill)
-        if settings.keeps_cache and not self._flat:  # graphs also keep the memory that a running step uses
+        if settings.keeps_cache and not self.passes.is_flat:  # graphs also keep the memory that a running step uses
             kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
         else:
             sampling += cache
         if settings.device == "cpu":  # on a CPU, the copy exists only while the engine samples
             sampling += self._copied_bytes(settings)
         nodes = settings.nodes_per_pass or default_max_nodes(
-            self._model, whole_logits=self._whole_logits, device=settings.device
+            self._model, whole_logits=self.passes.whole_logits, device=settings.device
         )
         # autocast keeps its casts of the weights during a pass
         casts = 2 * self.num_weights if settings.autocasts else 0
         room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
         minimum = settings.nodes_per_pass or _MIN_NODES
-        while (learning := self._learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
+        while (learning := self.passes.learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
             nodes //= 2  # the learner also halves them when memory runs out
         learning += casts
         records = settings.graphs == "on"
         if settings.graphs == "auto" and available is not None:  # a pass that is not recorded needs its own memory
             records = sum(line.num_bytes for line in kept) + learning + max(sampling, learning) <= available
+        rows = ", engine.vllm.max_rows" if settings.separate_engine else ""
         fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
         return MemoryPrediction(
             kept,
-            MemoryLine("sampling", sampling, "engine.memory_gib"),
+            MemoryLine("sampling", sampling, f"engine.memory_gib{rows}"),
             MemoryLine("learning", learning, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
             available,
             self.num_weights,
-            0 if settings.separate_engine else self._row_bytes(settings, workload),
+            self._row_bytes(settings, workload),
             self._checkpoint_bytes(settings),
-            learning if records and self._is_packed(settings) else 0,
+            learning if records and self.passes.is_packed(settings) else 0,
         )
 
     def _trained_shapes(self, lora: LoraSettings | None) -> Sequence[tuple[int, ...]]:
@@ -266,7 +212,7 @@ class ModelMemory:
 
     def _copied_bytes(self, settings: MemorySettings) -> int:
         """Return the bytes of the weights that the engine's Llama pass copies for sampling."""
-        if settings.separate_engine or settings.lora or self._flat or not has_llama_layout(self._model):
+        if settings.separate_engine or settings.lora or self.passes.is_flat or not has_llama_layout(self._model):
             return 0
         return num_copied_weights(self._model, settings.device) * settings.computed_bytes
 
@@ -276,7 +222,7 @@ class ModelMemory:
         trained_bytes = sum(map(prod, shapes)) * settings.trained_bytes
         moments = moment_bytes(shapes, settings.states, settings.trained_bytes, settings.device)
         joined = self._copied_bytes(settings) if settings.device == "cuda" else 0
-        has_vllm = settings.separate_engine and not settings.engine_apart
+        has_cache = settings.separate_engine and not settings.engine_apart and not settings.engine_sleeps
 
         smaller = "dtype: bfloat16" if settings.lora else "dtype: bfloat16 with lora.rank"
         copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
@@ -291,7 +237,8 @@ class ModelMemory:
             MemoryLine("AdamW", moments, ", ".join(moments_smaller)),
             MemoryLine("sampling copy", self._sampling_copy_bytes(settings), copy_smaller),
             MemoryLine("joined weights", joined, copy_smaller),
-            MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
+            MemoryLine("sampling cache", settings.engine_bytes if has_cache else 0, "engine.memory_gib"),
+            MemoryLine("vLLM's process", _VLLM_PROCESS_BYTES if settings.engine_sleeps else 0, "engine.kind: native"),
             MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
             MemoryLine("averaged weights", trained_bytes if settings.average else 0, "optimizer.ema_decay: null"),
         )
@@ -310,23 +257,38 @@ class ModelMemory:
         return frozen_bytes
 
     def _sampling_copy_bytes(self, settings: MemorySettings) -> int:
-        """Return the bytes of the engine's own weights: vLLM's, or the native engine's bfloat16 copy."""
+        """Return the bytes of the engine's own weights: vLLM's, unless it sleeps, or the native engine's copy."""
         if not settings.separate_engine:
             return 2 * self.num_weights if settings.autocasts else 0
-        if settings.engine_apart:
+        if settings.engine_apart or settings.engine_sleeps:
             return 0
-        copies = 1 if settings.lora else 2  # its own and the published weights; published adapters are small
+        copies = 1 if settings.lora else 2  # its own and the file of the weights; a file of adapters is small
         return copies * self.num_weights * settings.computed_bytes
 
     def _row_bytes(self, settings: MemorySettings, workload: Workload) -> int:
-        """Return the bytes of an engine row: the keys and values of a full-length response, and logits."""
-        row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self._flat else 0)
-        logit_bytes = logit_bytes_per_row(self.vocabulary, settings.computed_bytes)
+        """Return the bytes of an engine row: the keys and values of a full-length response, and logits.
+
+        vLLM's row has its prompt, and its logits are not in the cache.
+        """
+        if settings.separate_engine:
+            return (workload.prompt_tokens + workload.max_new_tokens) * self._kv_bytes(settings)
+        row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.passes.is_flat else 0)
+        logit_bytes = logit_bytes_per_row(self.passes.vocabulary, settings.computed_bytes)
         return row_tokens * self._kv_bytes(settings) + logit_bytes
 
     def _kv_bytes(self, settings: MemorySettings) -> int:
         """Return the bytes of a token's keys and values."""
-        return sum(kv.size for kv in self._kv) * settings.computed_bytes
+        return sum(kv.size for kv in self.passes.kv) * settings.computed_bytes
+
+    def _vllm_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
+        """Return the bytes of vLLM while it is awake, beside those that are kept; see `_sampling_bytes`."""
+        if settings.engine_apart:
+            return 0, 0, 0
+        awake = settings.engine_bytes + self.num_weights * settings.computed_bytes if settings.engine_sleeps else 0
+        rows = settings.engine_rows if workload.num_rows is None else min(settings.engine_rows, workload.num_rows)
+        prefill = max(_VLLM_TOKENS, workload.prompt_tokens + workload.max_new_tokens)
+        logits = rows * self.passes.vocabulary * _BYTES_PER_VLLM_LOGIT
+        return awake, logits, prefill * self.passes.activation_bytes(settings) // 2
 
     def _sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
         """Return the bytes of the engine's rows (within its limit), of a step on top of them, and of a prefill."""
@@ -340,76 +302,13 @@ class ModelMemory:
             rows = min(rows, workload.num_rows)
             cache = min(limit, rows * row_bytes + prompt_tokens * self._kv_bytes(settings))
             prefill = min(prefill, prompt_tokens)
-        scores = 3 * rows * self._heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
-        masses = tokens_per_mass(self.vocabulary) + self.vocabulary // tokens_per_mass(self.vocabulary) + 1
+        scores = 3 * rows * self.passes.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
+        vocabulary = self.passes.vocabulary
+        masses = tokens_per_mass(vocabulary) + vocabulary // tokens_per_mass(vocabulary) + 1
         masses_of_rollouts = MASSES_PER_DRAW if workload.num_rows is None else workload.num_rows * masses
-        drawn = min(rows * self.vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
+        drawn = min(rows * vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
         drawn += min(masses_of_rollouts, MASSES_PER_DRAW) * _BYTES_PER_MASS
-        return cache, max(scores, drawn), prefill * self._activation_bytes(settings) // 2
-
-    def _activation_bytes(self, settings: MemorySettings) -> int:
-        """Return the bytes of a token's activations in one layer: b * (6 h + 4 m + 7 H D).
-
-        h is the hidden size, m the size inside the MLP, and b the bytes per number. Each of H heads has 7 D numbers: 4
-        times its key's size, and 3 times its value's. If activations use fewer bytes per number than trained weights,
-        the 6 h use the bytes of the weights, and 2 h are added: norms are computed in float32 and cast.
-        """
-        trained, computed = settings.trained_bytes, settings.computed_bytes
-        head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self._kv)
-        residual = 6 * self.hidden * trained + (2 * self.hidden * computed if computed < trained else 0)
-        return residual + (4 * self._inner + self._heads * head_size) * computed
-
-    def pass_bytes(self, settings: MemorySettings, tokens: int, scores_bytes: int = 0) -> int:
-        """Return the bytes of the activations of a forward and a backward pass, without logits.
-
-        All layers count, plus a few more. With gradient checkpointing, a layer keeps h numbers per token.
-        `scores_bytes` is the memory of one layer's attention weights, if it keeps them.
-        """
-        layer = tokens * self._activation_bytes(settings) + scores_bytes
-        inputs = self.layers * tokens * self.hidden * settings.trained_bytes
-        kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
-        return kept + _TEMPORARY_LAYERS * layer
-
-    def _learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
-        """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts."""
-        longest, context = workload.max_new_tokens, workload.prompt_tokens + workload.max_new_tokens
-        if workload.num_rows is not None:
-            nodes = min(nodes, workload.num_rows * longest)
-        prompts = max(nodes, workload.prompt_tokens)  # tokens that go through the model together
-        if workload.num_prompts is not None:
-            prompts = min(prompts, workload.num_prompts * workload.prompt_tokens)
-        nodes = max(nodes, context if self._flat else longest)  # a response is never split
-        scores = 0 if self._keeps_no_scores(settings) else nodes * self._heads * (context + nodes)
-        tile = _SCORES_IN_TILE * min(scores, SCORES_PER_TILE) * settings.trained_bytes
-        flat_scores = 0
-        if self._flat:  # float32, and bfloat16 for the product
-            bytes_per_score = 6 if settings.computed_bytes == 2 else settings.trained_bytes
-            flat_scores = nodes * self._heads * context * bytes_per_score
-        activations = self.pass_bytes(settings, nodes + prompts, flat_scores)
-        return max(self._logit_bytes(nodes, settings), tile) + activations
-
-    def _is_packed(self, settings: MemorySettings) -> bool:
-        """Return whether passes are packed for FlexAttention and compiled."""
-        on_cuda = settings.device == "cuda" and settings.attention == "auto"
-        return on_cuda and settings.dtype != "float64" and not self._flat
-
-    def _keeps_no_scores(self, settings: MemorySettings) -> bool:
-        """Return whether scores need no tiles in memory, as with the C kernels, packed passes or the flat path."""
-        single = settings.dtype == "float32" and settings.device == "cpu" and settings.attention == "auto"
-        with_kernels = single and all(kv.key_dim == kv.value_dim for kv in self._kv) and kernels() is not None
-        return with_kernels or self._is_packed(settings) or self._flat
-
-    def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
-        """Return the bytes of a chunk's logits and of the gradient that their blocks accumulate."""
-        num_logits = rows * self.vocabulary
-        trained = settings.trained_bytes
-        summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden * trained
-        if self._is_packed(settings) and not self._whole_logits:  # the logits and their gradient
-            both = 2 * min(num_logits, COMPILED_LOGITS_PER_BLOCK) * settings.computed_bytes
-            return both + (summed if num_logits > COMPILED_LOGITS_PER_BLOCK else 0)
-        if self._whole_logits or num_logits <= MAX_LOGITS:
-            return 3 * num_logits * trained
-        return 3 * LOGITS_PER_BLOCK * trained + summed
+        return cache, max(scores, drawn), prefill * self.passes.activation_bytes(settings) // 2
 
 
 def _setting(config: Any, name: str) -> Any:

@@ -33,6 +33,17 @@ def check_engine(config: TrainConfig, sampling: SamplingParams | None = None) ->
         check_vllm(config, sampling)
 
 
+def check_cache(config: TrainConfig, row_bytes: int) -> None:
+    """Check that vLLM's cache can hold a prompt and a response of full length; without that, vLLM does not start."""
+    engine = config.engine
+    needed = row_bytes / engine.vllm.tensor_parallel
+    if engine.kind == "vllm" and engine.memory_bytes < needed:
+        raise UserError(
+            f"engine.memory_gib = {engine.memory_gib:g} is too small for vLLM: a prompt and a response of full length "
+            f"need {needed / 2**30:.2g} GiB; raise it, or lower sampling.max_new_tokens"
+        )
+
+
 def build_engine(
     config: TrainConfig,
     source: str,

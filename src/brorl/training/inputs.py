@@ -30,14 +30,15 @@ from brorl.model.context_limit import attention_limit
 from brorl.model.device import available_bytes, bfloat16_slowdown
 from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
-from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check_prediction, predict_memory
+from brorl.model.memory_prediction import MemoryPrediction, check_prediction, predict_memory
+from brorl.model.memory_settings import MemorySettings, Workload
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import INSTRUCTIONS_DOMAIN
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems
 from brorl.prompts.source_questions import SourceQuestions
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
+from brorl.rollout.chosen_engine import check_cache, check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
 from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered
@@ -66,13 +67,15 @@ def check_memory(
         The prediction, and a warning if the run fits only while responses stay below the length limit.
 
     Raises:
-        UserError: If even the minimum memory exceeds the free memory; the message names the smallest change that fits.
+        UserError: If even the minimum memory exceeds the free memory (the message names the smallest change that fits),
+            or if vLLM's cache is too small for a single response.
     """
     settings = _memory_settings(config)
     workload = _workload(config, prompts)
     # on a cluster, the parts of a run are on different machines
     available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
     prediction = predict_memory(model_config, settings, workload, available)
+    check_cache(config, prediction.row_bytes)
     if available is None:
         return prediction, None
     warning = check_prediction(
@@ -102,6 +105,7 @@ def _memory_settings(config: TrainConfig) -> MemorySettings:
         device=device,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
+        engine_rows=config.engine.vllm.max_rows,
         graphs=config.engine.cuda_graphs,
     )
 

@@ -21,7 +21,7 @@ from brorl.activity import Echo
 from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
-from brorl.model.chunks import ChunkSize, PassSync, TreeSlice, num_tree_tokens, split_into_chunks
+from brorl.model.chunks import ChunkSize, PassSync, TreeSlice, is_out_of_memory, num_tree_tokens, split_into_chunks
 from brorl.model.flat_path import FlatForward, num_flat_tokens
 from brorl.model.forward import Forward
 from brorl.model.logprobs import ChunkLogprobs, NextToken, by_tree
@@ -179,27 +179,47 @@ def measured_forward(
 
     Trees compute each distinct token once. Rows compute few extra tokens if responses share little, and use a dense
     kernel. Each path makes three forward and backward passes over the first chunk, and the last is timed. Gradients are
-    cleared. `seconds` waits for the device and returns the time.
+    cleared. If rows run out of memory, trees are used: compiled layers keep less for the backward pass, and smaller
+    passes would not help a long response. `seconds` waits for the device and returns the time.
     """
     if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
         return forward, None
     pieces = next(split_into_chunks(trees, max_nodes))
     first_trees = [trees[piece.tree].select(np.arange(piece.start, piece.stop))[0] for piece in pieces]
     flat = flat_forward(forward)
-    milliseconds = []
-    for path in (forward, flat):
-        for _ in range(3):  # the first compiles and allocates, and the second may be recorded
-            start = seconds()
-            for chunk in path.chunk_logprobs(model, first_trees, max_nodes=max_nodes):
-                chunk.logprob.sum().backward()
-            model.zero_grad(set_to_none=True)
-            end = seconds()
-        milliseconds.append(1e3 * (end - start))
+    tree_ms = _milliseconds(model, forward, first_trees, max_nodes, seconds)
+    flat_ms = None
+    try:
+        flat_ms = _milliseconds(model, flat, first_trees, max_nodes, seconds)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    if flat_ms is None:
+        model.zero_grad(set_to_none=True)
+        return forward, "responses share little, but there is too little memory for rows; the learner uses trees"
     tokens = num_tree_tokens(first_trees), num_flat_tokens(first_trees)
-    chosen = flat if milliseconds[1] < milliseconds[0] else forward
+    chosen = flat if flat_ms < tree_ms else forward
     line = (
-        f"responses share little: {tokens[0]:,} distinct tokens took {milliseconds[0]:,.0f} ms as trees, "
-        f"{milliseconds[0] / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens took {milliseconds[1]:,.0f} ms as rows, "
-        f"{milliseconds[1] / tokens[1]:.4f} ms each; the learner uses {'rows' if chosen is flat else 'trees'}"
+        f"responses share little: {tokens[0]:,} distinct tokens took {tree_ms:,.0f} ms as trees, "
+        f"{tree_ms / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens took {flat_ms:,.0f} ms as rows, "
+        f"{flat_ms / tokens[1]:.4f} ms each; the learner uses {'rows' if chosen is flat else 'trees'}"
     )
     return chosen, line
+
+
+def _milliseconds(
+    model: PreTrainedModel,
+    path: Forward,
+    trees: Sequence[RolloutTree],
+    max_nodes: int,
+    seconds: Callable[[], float],
+) -> float:
+    """Return the time of the last of three forward and backward passes."""
+    start = end = 0.0
+    for _ in range(3):  # the first compiles and allocates, and the second may be recorded
+        start = seconds()
+        for chunk in path.chunk_logprobs(model, trees, max_nodes=max_nodes):
+            chunk.logprob.sum().backward()
+        model.zero_grad(set_to_none=True)
+        end = seconds()
+    return 1e3 * (end - start)
