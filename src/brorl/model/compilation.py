@@ -17,19 +17,27 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from brorl.model.kernels import keep_compiled_code
 from brorl.model.logits import replaced_forward
 
 _MAX_GRAPHS = 64  # graphs per function; torch's default is 8, and one more would be an error
-# With this option, kernels of norms are fused in short passes too, and short and long passes share graphs.
-_FUSES_ALWAYS = "triton.mix_order_reduction_non_strict_mode"
+_KERNEL_OPTIONS = {
+    # Kernels of norms are fused in short passes too, and short and long passes share graphs.
+    "triton.mix_order_reduction_non_strict_mode": True,
+    # Generated code does not check the sizes and strides of its inputs and buffers again: guards have checked inputs.
+    "size_asserts": False,
+    "alignment_asserts": False,
+}
 
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function into one graph for tensors of all sizes. Float arguments become constants.
 
-    Raise an error where `torch.compile` would leave part of the function uncompiled.
+    Raise an error where `torch.compile` would leave part of the function uncompiled. Later runs find the graph in the
+    user's cache folder; see `keep_compiled_code`.
     """
+    keep_compiled_code()
     graph: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
 
     def call(*inputs: Any, **named: Any) -> Any:
@@ -52,11 +60,11 @@ def compiler_settings() -> Iterator[None]:
     """
     from torch._inductor import config as kernels  # slow to import
 
-    fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}
+    options = {name: value for name, value in _KERNEL_OPTIONS.items() if hasattr(kernels, name)}
     token = _compiles.set(True)
     try:
         # newer torch versions rename cache_size_limit to recompile_limit
-        with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(fusion):
+        with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(options):
             yield
     finally:
         _compiles.reset(token)
@@ -72,28 +80,27 @@ def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
         stack.enter_context(compiler_settings())
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                checkpoints = module.gradient_checkpointing
-                stack.enter_context(replaced_forward(module, partial(_run, module, checkpoints)))
-                stack.enter_context(_without_checkpointing(module))
+                forward, checkpoints = compiled(_plain_forward(type(module))), module.gradient_checkpointing
+                stack.enter_context(replaced_forward(module, partial(_run, module, forward, checkpoints)))
+                if checkpoints:
+                    stack.enter_context(_without_checkpointing(module))
         yield
 
 
 @contextmanager
 def _without_checkpointing(layer: Any) -> Iterator[None]:
     """Checkpoint only the graph: some versions of transformers would rerun the module's own forward."""
-    before = layer.gradient_checkpointing
     layer.gradient_checkpointing = False
     try:
         yield
     finally:
-        layer.gradient_checkpointing = before
+        layer.gradient_checkpointing = True
 
 
-def _run(layer: Any, checkpoints: bool, *inputs: Any, **named: Any) -> Any:
+def _run(layer: Any, forward: Callable[..., Any], checkpoints: bool, *inputs: Any, **named: Any) -> Any:
     """Run a layer, compiled if its pass has a context. Passes without one keep sharded ranks in step."""
     if named.get("brorl_context") is None:
         return type(layer).forward(layer, *inputs, **named)
-    forward = compiled(_plain_forward(type(layer)))
     if checkpoints and layer.training:  # the recomputation runs the same graph
         return layer._gradient_checkpointing_func(partial(forward, layer, **named), *inputs)
     return forward(layer, *inputs, **named)

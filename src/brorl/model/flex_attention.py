@@ -17,6 +17,7 @@ Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +34,6 @@ BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
 QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys; more if there would be many copies
 MAX_COPIES = 256  # about twice as many as a GPU has multiprocessors
-_MIN_COPIES = 2  # as for `MIN_TOKENS`: a size of 1 would be compiled separately
 
 
 def padded_tokens(num_tokens: int, multiple: int = BLOCK) -> int:
@@ -67,9 +67,8 @@ class Copies(NamedTuple):
         first = source + size * number
         runs = np.stack([source, first, np.minimum(first + size, stop_B[source])])
         num_copies = source.size - stop_B.size
-        num_padded = -(-max(_MIN_COPIES, num_copies) // multiple) * multiple
-        if num_padded == stop_B.size:  # `torch.compile` treats two initially equal sizes as one
-            num_padded += multiple
+        # at least one: `torch.compile` would treat equal numbers of tokens and keys as one
+        num_padded = -(-max(1, num_copies) // multiple) * multiple
         unseen = np.zeros((3, num_padded - num_copies), np.int64)  # no query sees these
         return cls(*np.concatenate([runs[:, number == 0], unseen, runs[:, number > 0]], axis=1))
 
@@ -147,7 +146,7 @@ class FlexContext(AttentionContext):
         source_E, first_touched_E, stop_touched_E, first_whole_E, stop_whole_E = entry_5E
         block_B = torch.arange(position_2B.shape[1], device=source_E.device)
         block_B1 = block_B[:, None]
-        self._copied = (source_E[block_B.numel() :, None] == block_B).float()  # [C, B]
+        self._key_token = (source_E[:, None] * BLOCK + torch.arange(BLOCK, device=source_E.device)).flatten()
         touched_BE = (first_touched_E <= block_B1) & (block_B1 < stop_touched_E)
         whole_BE = (first_whole_E <= block_B1) & (block_B1 < stop_whole_E)
         self._lists: dict[int | None, tuple[list[Tensor], list[Tensor]]] = {None: block_lists(touched_BE, whole_BE)}
@@ -192,7 +191,8 @@ class FlexContext(AttentionContext):
 
         in_graph = torch.compiler.is_compiling() or device != "cuda"
         attend = _attend if in_graph else compiled(_attend)
-        with torch.autocast(device, enabled=False):
+        # PyTorch caches no graph with this block, and in a graph all inputs have autocast's dtype anyway.
+        with nullcontext() if torch.compiler.is_compiling() else torch.autocast(device, enabled=False):
             key, value = self._with_copies(key), self._with_copies(value)
             torch._check(key.shape[2] % BLOCK == 0)
             output: Tensor = attend(
@@ -208,7 +208,26 @@ class FlexContext(AttentionContext):
         return output.transpose(1, 2)
 
     def _with_copies(self, x_1KTD: Tensor) -> Tensor:
-        """Append the copies of keys or values. Multiplying by zeros and ones sums gradients in a fixed order."""
-        blocks = x_1KTD[0].unflatten(1, (-1, BLOCK))
-        copies = torch.einsum("cb,kbtd->kctd", self._copied.to(x_1KTD.dtype), blocks).flatten(1, 2)
-        return torch.cat([x_1KTD, copies[None]], 2)
+        """Append the copies of keys or values. The result is [T, K, D] in memory, as products read and write it."""
+        x_TKD = x_1KTD.transpose(1, 2).flatten(0, 1)
+        copied: Tensor = _Copied.apply(x_TKD, self._key_token)  # type: ignore[no-untyped-call]
+        return copied[None].transpose(1, 2)
+
+
+class _Copied(torch.autograd.Function):
+    """The keys or values of tokens, in whole blocks. Multiplying by zeros and ones sums gradients in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TKD: Tensor, token: Tensor) -> Tensor:
+        ctx.save_for_backward(token)
+        ctx.shape = x_TKD.shape
+        return x_TKD[token]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        [token] = ctx.saved_tensors
+        copied_E = token[::BLOCK]
+        first_B = torch.arange(0, ctx.shape[0], BLOCK, device=token.device)
+        is_copied_BE = (first_B[:, None] == copied_E).to(grad.dtype)
+        grad_EX = grad.reshape(copied_E.shape[0], -1)  # X numbers per block
+        return (is_copied_BE @ grad_EX).view(ctx.shape), None

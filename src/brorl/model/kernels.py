@@ -270,6 +270,8 @@ def using_triton(use: bool) -> Iterator[None]:
     They need PyTorch for CUDA, compute in float32, round once, and have no gradients. The engine compares them with
     PyTorch's operations before it uses them; see `brorl.rollout.native_engine`.
     """
+    if use:
+        keep_compiled_code()
     token = _triton.set(use)
     try:
         yield
@@ -281,6 +283,28 @@ def suits_triton(x: Tensor) -> bool:
     """Return whether this thread may use the Triton kernels, and they can compute with this tensor."""
     suits = x.device.type in TRITON_DEVICES and x.dtype in TRITON_DTYPES
     return suits and _triton.get() and not torch.is_grad_enabled()
+
+
+def keep_compiled_code() -> None:
+    """Let PyTorch and Triton keep what they compile in the user's cache folder, unless the user set another folder.
+
+    PyTorch's default, a folder of temporary files, remains if the cache folder is not writable.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # slow to import
+
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is not None and folder != default_cache_dir():  # some modules of PyTorch set it to the default
+        return
+    try:
+        kept = cache_folder() / "torchinductor"
+        for made in (kept.parent, kept):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return
+    if os.access(kept, os.W_OK):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept)
+        # Otherwise, kernels outside of graphs would not be found here, unless a graph was compiled before them.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(kept / "triton"))
 
 
 @cache

@@ -276,7 +276,8 @@ class _Reduced(torch.autograd.Function):
         ctx: Any, head: LogprobHead, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor
     ) -> tuple[Tensor, Tensor]:
         smallest_R = head.next_token.smallest_kept(logits_RV, length_R)
-        logprob_K, lse_R, entropy_R = head.call_with_settings(_reduce, logits_RV, length_R, smallest_R, row_K, token_K)
+        inputs = logits_RV.detach(), length_R, smallest_R, row_K, token_K  # one graph, with and without gradients
+        logprob_K, lse_R, entropy_R = head.call_with_settings(_reduce, *inputs)
         if smallest_R is not None:
             outside_K = logits_RV[row_K, token_K] < smallest_R[row_K]
             logprob_K = torch.where(outside_K, torch.nn.functional.logsigmoid(logprob_K), logprob_K)

@@ -113,7 +113,7 @@ def _attend(
         raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     output = brorl_context.of_heads(module, query, key, value, scale, sliding_window, softcap)
-    return output.to(query.dtype).contiguous(), None  # some models take views of the output
+    return output.contiguous(), None  # some models take views of the output
 
 
 AttentionInterface.register(_NAME, _attend)  # no mask has this name, so transformers does not build one
