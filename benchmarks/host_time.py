@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/host_time.py [--repeats N] [--layers N] [--hidden N]
 
 A random Llama with 9 heads and 3 key-value heads computes one chunk of 256 tokens, forward and backward. FlexAttention
-has no compiled backward pass on a CPU, so an operator stands in for it that computes nothing. It gets the lists of
+has no compiled backward pass on a CPU, so an operator stands in for it that returns zeros. It gets the lists of
 blocks of the mask, as the kernel would. Figures are processor time, medians of passes in turns. Kernels are small, so
 most of the rest would take the same time on a GPU's host; kernels and their start would not.
 
@@ -19,6 +19,9 @@ The parts are differences between passes with less and less in them:
 The operator that stands in, and the parts outside the layers, are timed alone. Parts outside the layers are the layout
 of the chunk with the tensors of its block mask, `compiled_layers` (with `replaced_forward`), `compiler_settings` within
 it, and calls of layers through their hooks. The first pass includes compilation, with empty caches.
+
+The last row is a recorded pass: graphs that do nothing stand in for CUDA graphs, so it has all of the host's work but
+the two launches.
 """
 
 import argparse
@@ -29,6 +32,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -47,8 +51,11 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from brorl.model import compilation, flex_attention  # noqa: E402
 from brorl.model.chunks import ChunkLayout, split_into_chunks  # noqa: E402
+from brorl.model.cuda_graphs import GraphStore, Step  # noqa: E402
+from brorl.model.flex_attention import FlexLayout  # noqa: E402
 from brorl.model.logits import replaced_forward  # noqa: E402
 from brorl.model.logprobs import node_offsets  # noqa: E402
+from brorl.model.pass_graphs import PassGraphs, RecordedPass  # noqa: E402
 from brorl.model.tree_path import TreeForward  # noqa: E402
 from brorl.tree import RolloutTree  # noqa: E402
 
@@ -65,14 +72,14 @@ class Times(NamedTuple):
 
 @torch.library.custom_op("brorl_benchmark::attention", mutates_args=())
 def attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Tensor]) -> Tensor:  # noqa: ARG001
-    """Return uninitialized outputs."""
-    return torch.empty_like(query)
+    """Return zeros."""
+    return torch.zeros_like(query)
 
 
 @torch.library.custom_op("brorl_benchmark::attention_backward", mutates_args=())
 def attention_backward(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor]:  # noqa: ARG001
-    """Return uninitialized gradients."""
-    return [torch.empty_like(x) for x in (query, key, value)]
+    """Return zeros."""
+    return [torch.zeros_like(x) for x in (query, key, value)]
 
 
 @attention.register_fake
@@ -121,10 +128,10 @@ class Pass:
         self.layers: list[Any] = list(self.model.model.layers)
         self.generated: list[types.ModuleType] = []
 
-    def __call__(self) -> Times:
+    def __call__(self, path: TreeForward = FORWARD) -> Times:
         """Run forward and backward."""
         start = time.process_time()
-        (chunk,) = FORWARD.chunk_logprobs(self.model, self.trees, max_nodes=4096)
+        (chunk,) = path.chunk_logprobs(self.model, self.trees, max_nodes=4096)
         middle = time.process_time()
         chunk.logprob.sum().backward()
         return Times(1e3 * (middle - start), 1e3 * (time.process_time() - middle))
@@ -174,6 +181,34 @@ class Pass:
             self()
         with patch.object(CompiledFxGraph, "__call__", replay):
             yield
+
+
+class Graphs:
+    """Stands in for CUDA graphs. The first replay is compared with the model; later ones do nothing."""
+
+    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+        """Run steps, and return their replays."""
+        for step in steps:
+            step()
+        return [self._replay(step) for step in steps]
+
+    def _replay(self, step: Step) -> Step:
+        left = [step]
+
+        def replay() -> None:
+            if left:
+                left.pop()()
+
+        return replay
+
+
+def recorded(chunk: Pass, repeats: int) -> Times:
+    """Return the medians of recorded passes."""
+    store: GraphStore[RecordedPass] = GraphStore("learning", "on", print, Graphs, 1)
+    path = replace(FORWARD, graphs=PassGraphs(chunk.model, store, flex_attention.BLOCK))
+    chunk.model.zero_grad()
+    times = [chunk(path) for _ in range(2 + repeats * PASSES)]  # the first runs eagerly, the second is recorded
+    return Times(*np.median(times[2:], 0))
 
 
 class _Kernels:
@@ -304,8 +339,9 @@ def outside(chunk: Pass, repeats: int) -> dict[str, float]:
 
     def layout() -> ChunkLayout:
         (slices,) = split_into_chunks(trees, 4096)
-        layout = ChunkLayout(trees, node_offsets(trees), slices, model.device, with_prompts=True)
-        layout.flex_context(None)
+        layout = ChunkLayout(trees, node_offsets(trees), slices, with_prompts=True)
+        attention = FlexLayout.of(layout.position_T, layout.end_T, None)
+        flex_attention.FlexContext(attention, *map(torch.from_numpy, attention.arrays))
         return layout
 
     def enter(block: Callable[[], AbstractContextManager[None]]) -> None:
@@ -368,6 +404,7 @@ def rows(chunk: Pass, repeats: int) -> Iterator[tuple[object, ...]]:
     rest = times["no layers"].forward - sum(outer.values())
     yield row("the rest of the model, and log-probs", Times(rest, times["no layers"].backward))
     yield row("whole", times["whole"])
+    yield row("whole, recorded", recorded(chunk, repeats))
 
 
 def main() -> None:

@@ -109,9 +109,9 @@ def block_lists(touched_BE: Tensor, whole_BE: Tensor) -> tuple[list[Tensor], lis
     for keys and [1, 1, E, B] for queries. All are int32.
     """
     masked_BE = touched_BE & ~whole_BE
-    lists = [listed.contiguous() for listed in (masked_BE, whole_BE, masked_BE.T, whole_BE.T)]
-    counts = [listed.sum(1, dtype=torch.int32)[None, None] for listed in lists]
-    orders = [listed.argsort(dim=1, descending=True, stable=True).int()[None, None] for listed in lists]
+    lists = [listed[None, None].contiguous() for listed in (masked_BE, whole_BE, masked_BE.T, whole_BE.T)]
+    counts = [listed.sum(3, dtype=torch.int32) for listed in lists]
+    orders = [listed.argsort(dim=3, descending=True, stable=True).int() for listed in lists]
     return counts, orders
 
 
