@@ -94,6 +94,8 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
 def _config(job: Job, workload: Workload) -> GRPOConfig:
     num_rollouts = job.num_rollouts * job.prompts_per_step
     micro_batch = min(job.micro_batch, num_rollouts)
+    has_end = workload.domain == "math"  # the random models have no end token
+    fixed = {"min_new_tokens": workload.max_new_tokens} if workload.fixed_length and has_end else None
     return GRPOConfig(
         output_dir=str(Path(workload.folder) / f"trl-{job.peer}-{job.num_rollouts}"),
         use_cpu=job.device == "cpu",
@@ -108,6 +110,7 @@ def _config(job: Job, workload: Workload) -> GRPOConfig:
         temperature=1.0,
         top_k=0,
         top_p=1.0,
+        generation_kwargs=fixed,
         beta=0.0,
         num_iterations=1,
         learning_rate=LEARNING_RATE,

@@ -132,8 +132,8 @@ END = """\
 A run that doesn't fit on one GPU can shard the learner ([Train on several processes and machines](cluster.md)). Its
 ranks need gradient checkpointing here, and the rollout workers use other GPUs with `cluster.placement: apart`.
 
-vLLM has its own weights and cache, and the prediction also counts a file with the weights.
-`engine.vllm.placement: apart` gives it its own GPU ([Sample with vLLM](vllm.md)).
+vLLM frees its weights and its cache while the learner works, so it can use more memory than the native engine with CUDA
+graphs. `engine.vllm.placement: apart` gives it its own GPU ([Sample with vLLM](vllm.md)).
 
 Longer responses need more memory for learning, because [a response is never split](memory.md#long-responses).
 [Fit a run into memory](memory.md) has the formula, and the settings in the order to try them.

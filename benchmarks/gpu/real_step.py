@@ -61,6 +61,8 @@ class RealStep:
     seconds: float  # for all steps: none is started that would exceed them, but one always counts
     device: str  # in PyTorch
     seed: int
+    # whether every response has `max_new_tokens`, and our side trains on all groups too: both then do the same work
+    fixed_length: bool = False
 
     @property
     def name(self) -> str:
@@ -69,7 +71,7 @@ class RealStep:
 
     def measure(self, peer: Peer) -> Findings:
         """Measure the steps of a peer in a new process."""
-        if peer == "trl" and not (find_spec("trl") and find_spec("datasets")):
+        if peer != "ours" and not (find_spec("trl") and find_spec("datasets")):
             return Findings(skipped=_NEEDS)
         Device(self.device).bytes_in_use()  # returns the reserve of this process
         answer = self._answer(peer)
@@ -132,7 +134,8 @@ class RealStep:
         ]
         workload = workload_of(
             model, "real", folder=str(folder), domain="math", prompts=prompts, max_new_tokens=self.max_new_tokens,
-            eos_token_id=int(tokenizer.eos_token_id), fixed_length=False, entropy_nats=float("nan"), head_scale=1.0,
+            eos_token_id=int(tokenizer.eos_token_id), fixed_length=self.fixed_length, entropy_nats=float("nan"),
+            head_scale=1.0,
         )  # fmt: skip
         workload.write()
         return workload
@@ -156,6 +159,9 @@ class RealStep:
             "importance": {"correction": "none" if on_cpu else "truncate"},
             "engine": {"memory_gib": self.memory_gib},
         }
+        if self.fixed_length:
+            settings["dynamic_sampling"] = {"enabled": False}
+            settings["sampling"]["min_new_tokens"] = self.max_new_tokens - 1  # the last one may be the end token
         if workload.domain == "countdown":
             return settings
         rows = {"path": str(Path(workload.folder) / _ROWS), "prompt_column": "question", "answer_column": "answer"}
@@ -240,12 +246,12 @@ def main() -> None:
     peer: Peer = sys.argv[1]  # type: ignore[assignment]
     step = RealStep(**json.loads(sys.argv[2]))
     workload, steps, device = step.workload(Path.cwd()), Steps(step), Device(step.device)
-    if peer == "trl":
+    if peer != "ours":
         import trl_step
     said: list[str] = []
     before = device.bytes_in_use()
     device.reset_peak()
-    if peer == "trl":
+    if peer != "ours":
         with suppress(DismissedError):
             trl_step.measure(step.job(peer, workload.folder), workload, steps)
     else:
