@@ -29,6 +29,7 @@ from small_models import small_model
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # PyTorch hides it
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # the compiler does it
 ]
 CPU = torch.device("cpu")
 SMALL = LayerAttention(2, KVShape(1, 16, 16), torch.bfloat16, 300, 40)

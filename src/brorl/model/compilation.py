@@ -21,6 +21,7 @@ from brorl.model.kernels import keep_compiled_code
 from brorl.model.logits import replaced_forward
 
 _MAX_GRAPHS = 64  # graphs per function; torch's default is 8, and one more would be an error
+_CACHES_FUNCTIONS = "autograd_cache_allow_custom_autograd_functions"  # keep graphs with an autograd function, too
 _KERNEL_OPTIONS = {
     # Kernels of norms are fused in short passes too, and short and long passes share graphs.
     "triton.mix_order_reduction_non_strict_mode": True,
@@ -58,13 +59,16 @@ def compiler_settings() -> Iterator[None]:
 
     Outside such a block, each graph call does so itself, which is slower.
     """
+    from torch._functorch import config as graphs
     from torch._inductor import config as kernels  # slow to import
 
     options = {name: value for name, value in _KERNEL_OPTIONS.items() if hasattr(kernels, name)}
+    caching = {_CACHES_FUNCTIONS: True} if hasattr(graphs, _CACHES_FUNCTIONS) else {}
     token = _compiles.set(True)
     try:
         # newer torch versions rename cache_size_limit to recompile_limit
-        with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(options):
+        limits = torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True)
+        with limits, graphs.patch(caching), kernels.patch(options):
             yield
     finally:
         _compiles.reset(token)
