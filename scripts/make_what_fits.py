@@ -49,7 +49,7 @@ _LOGIT_NODES = 1024  # nodes whose logits exist at once in a sharded learner
 
 def choices_on(config: Qwen2Config, gpu_bytes: float) -> MemoryChoices:
     """Return the ways to train a model on a GPU with this memory, with all of it for the engine."""
-    settings = MemorySettings("bfloat16", int(gpu_bytes), device="cuda", keeps_cache=True)
+    settings = MemorySettings("bfloat16", int(gpu_bytes), device="cuda", graphs="auto")
     return MemoryChoices(config, settings, WORKLOAD, int(USABLE * gpu_bytes))
 
 
