@@ -174,6 +174,34 @@ def test_a_learner_makes_the_same_updates(rng: np.random.Generator) -> None:
     assert replays > 3 * passes
 
 
+def test_recordings_free_their_memory_when_it_runs_out(rng: np.random.Generator) -> None:
+    """Those of smaller passes share new memory, and the update is that of eager passes."""
+    seed = int(rng.integers(1 << 30))
+    models = [small_model(seed=seed, scale=0.3) for _ in range(2)]
+    recorder = Recorder(models[1])
+    optimizer = OptimizerSettings(old_logprobs="recompute")
+    engine = EngineSettings(nodes_per_pass=512, attention="tiled")
+    config = TrainConfig(dtype="float64", optimizer=optimizer, engine=engine)
+    learners = [TreeLearner(models[0], config, forward=PACKED), TreeLearner(models[1], config, forward=recorder.path())]
+    groups = groups_of(rng)
+
+    def run_out() -> None:
+        recorder.spoil = lambda: None
+        raise torch.OutOfMemoryError
+
+    for step in range(4):
+        if step == 2:
+            assert recorder.counts()[1] > 0
+            used = len(recorder.captures)
+            recorder.spoil = run_out
+        records = [learner.learn(groups, grpo, step) for learner in learners]
+        assert records[1].out_of_memory_retries == (step == 2)
+        assert records[0].grad_norm == pytest.approx(records[1].grad_norm, rel=1e-9)
+    assert len(recorder.captures) == used + 1
+    assert recorder.counts()[1] > 0
+    assert records[1].nodes_per_pass == 256
+
+
 def test_few_sizes_occur(rng: np.random.Generator) -> None:
     model = small_model(seed=1)
     recorder = Recorder(model)

@@ -50,6 +50,21 @@ def test_the_last_pass_of_each_way_decides_and_one_line_has_both(rng: np.random.
     assert line.endswith("the learner uses trees")
 
 
+def test_recorded_passes_free_their_memory_before_rows_are_measured(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    graphs = SimpleNamespace(clear=lambda: events.append("clear"))
+
+    def measure(_: Any, path: Any, *__: Any) -> float:
+        events.append(type(path).__name__)
+        return 1.0
+
+    monkeypatch.setattr(policy_logprobs, "_milliseconds", measure)
+    measured_forward(small_model(), TreeForward(graphs=graphs), little_shared(rng), 1024)  # type: ignore[arg-type]
+    assert events == ["TreeForward", "clear", "FlatForward"]
+
+
 def test_rows_that_run_out_of_memory_are_not_used(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even smaller passes are tried: a response of the length limit is never split."""
     model, trees = small_model(), little_shared(rng)

@@ -333,14 +333,18 @@ _MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")  # on the CPU; CUDA
 class ChunkSize:
     """The maximum number of nodes in a forward pass. It only ever shrinks, and affects memory use but not results.
 
-    All ranks halve it together. `retries` counts the halvings since it was last reset to 0.
+    All ranks halve it together. `retries` counts the halvings since it was last reset to 0. `free` frees memory that
+    passes of the current size keep.
     """
 
-    def __init__(self, initial: int, echo: Echo, passes: PassSync | None = None) -> None:
+    def __init__(
+        self, initial: int, echo: Echo, passes: PassSync | None = None, free: Callable[[], None] = lambda: None
+    ) -> None:
         self.initial = self.value = initial
         self.retries = 0
         self._echo = echo
         self._passes = passes or PassSync()
+        self._free = free
 
     def run(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which reads `value`. If memory runs out, restart it with half the nodes."""
@@ -374,6 +378,7 @@ class ChunkSize:
         self.value = min(self.value, value)
 
     def _halve(self, reason: str) -> None:
+        self._free()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         if self.value <= MIN_NODES:

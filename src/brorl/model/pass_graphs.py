@@ -91,6 +91,11 @@ class PassGraphs:
         outputs: tuple[Tensor, ...] = _Replay.apply(self, recorded, self._anchor)  # type: ignore[no-untyped-call]
         return outputs
 
+    def clear(self) -> None:
+        """Drop all recordings, and the memory of their gradients."""
+        self.store.clear()
+        self._gradients.clear()
+
     def _whole_key(self, key: Hashable, arrays: Sequence[NDArray[Any]]) -> Hashable:
         device = self._model.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

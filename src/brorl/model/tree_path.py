@@ -71,6 +71,11 @@ class TreeForward:
         """Return the default maximum number of nodes per chunk."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
+    def free_recordings(self) -> None:
+        """Free the memory of recorded passes."""
+        if self.graphs is not None:
+            self.graphs.clear()
+
     def new_pass(self, model: PreTrainedModel) -> ModelPass:
         """Return a forward pass over packed tokens, which is valid until the model's parameters change."""
         if self.llama_chunks and not torch.is_autocast_enabled(model.device.type):

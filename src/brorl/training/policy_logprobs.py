@@ -73,8 +73,13 @@ class PolicyLogprobs:
         self._next_token = next_token(config, stop_token_ids)
         self.forward = forward
         self.passes = ShardedPassSync(model, ranks.maximum) if ranks.size > 1 else PassSync()
-        self.nodes = ChunkSize(config.engine.nodes_per_pass or forward.default_max_nodes(model), echo, self.passes)
+        max_nodes = config.engine.nodes_per_pass or forward.default_max_nodes(model)
+        self.nodes = ChunkSize(max_nodes, echo, self.passes, self._free_recordings)
         self.reference = ReferencePolicy(model, config.reference.offload) if config.kl.coefficient else None
+
+    def _free_recordings(self) -> None:
+        if isinstance(self.forward, TreeForward):
+            self.forward.free_recordings()
 
     def chunks(self, trees: Sequence[RolloutTree], **options: bool) -> Iterator[ChunkLogprobs]:
         """Yield the nodes of this rank's trees with their log-probs, in chunks of the current size."""
@@ -188,6 +193,7 @@ def measured_forward(
     first_trees = [trees[piece.tree].select(np.arange(piece.start, piece.stop))[0] for piece in pieces]
     flat = flat_forward(forward)
     tree_ms = _milliseconds(model, forward, first_trees, max_nodes, seconds)
+    forward.free_recordings()  # rows need the memory, now or during the run
     flat_ms = None
     try:
         flat_ms = _milliseconds(model, flat, first_trees, max_nodes, seconds)
