@@ -205,7 +205,7 @@ class Graphs:
 def recorded(chunk: Pass, repeats: int) -> Times:
     """Return the medians of recorded passes."""
     store: GraphStore[RecordedPass] = GraphStore("learning", "on", print, Graphs, 1)
-    path = replace(FORWARD, graphs=PassGraphs(chunk.model, store, flex_attention.BLOCK))
+    path = replace(FORWARD, graphs=PassGraphs(chunk.model, store))
     chunk.model.zero_grad()
     times = [chunk(path) for _ in range(2 + repeats * PASSES)]  # the first runs eagerly, the second is recorded
     return Times(*np.median(times[2:], 0))

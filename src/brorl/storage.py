@@ -229,8 +229,8 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    """Write a file under a temporary name of this process, flush it to disk, and rename it."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content)

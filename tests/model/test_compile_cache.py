@@ -52,6 +52,28 @@ def test_a_folder_that_the_user_set_is_kept(cache: Path, monkeypatch: pytest.Mon
     assert TRITON not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("function", "error", "folder"),
+    [
+        ("tempfile.TemporaryFile", OSError("no space left"), None),
+        ("getpass.getuser", KeyError("getpwuid(): uid not found"), "/my/folder"),
+    ],
+)
+def test_the_default_remains_on_a_full_disk_and_for_a_user_without_a_name(
+    function: str, error: Exception, folder: str | None, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> Any:
+        raise error
+
+    if folder is not None:
+        monkeypatch.setenv(INDUCTOR, folder)
+    monkeypatch.setattr(function, fail)
+    keep_compiled_code()
+    assert os.environ.get(INDUCTOR) == folder
+    assert TRITON not in os.environ
+    assert not list(cache.rglob("tmp*"))
+
+
 def test_without_a_cache_folder_the_default_remains(cache: Path) -> None:
     cache.write_text("a file")
     keep_compiled_code()

@@ -178,7 +178,8 @@ def test_no_options_are_tried_that_would_end_after_10_s(stand: Stand, compilatio
 
     choice = stand.fastest({"": 4.0, BACKWARD[0]: 3.0}, seconds)
     assert len(stand.tried) == tries
-    assert choice == (FlexChoice("", 4.0, 4.0) if tries == 1 else FlexChoice(BACKWARD[0], 3.0, 4.0))
+    best = ("", 4.0) if tries == 1 else (BACKWARD[0], 3.0)
+    assert choice == FlexChoice(*best, 4.0, is_final=tries == 6)
 
 
 def visible(position_T: np.ndarray) -> Tensor:
@@ -292,6 +293,26 @@ def test_a_damaged_choice_is_measured_again(content: str, cache: Path, monkeypat
     for _ in range(2):
         assert runs.choose() == BACKWARD[0]
         assert len(runs.measured) == 2
+
+
+def test_options_left_untried_are_tried_by_the_next_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a choice that a different process stored during the trial is kept."""
+    runs = Runs(FlexChoice("", 4.0, 4.0, is_final=False))
+    on_cuda(monkeypatch, runs.model)
+    assert runs.choose() == ""
+    assert not cache.exists()
+    runs.choice = FlexChoice(BACKWARD[0], 2.5, 4.0)
+    measure = runs.measure
+
+    def store_and_measure(*args: Any) -> FlexChoice | None:
+        cache.parent.mkdir(parents=True)
+        cache.write_text('{"different": {}}')
+        return measure(*args)
+
+    monkeypatch.setattr(runs, "measure", store_and_measure)
+    assert runs.choose() == runs.choose() == BACKWARD[0]
+    assert len(runs.measured) == 2
+    assert len(json.loads(cache.read_text())) == 2
 
 
 def test_a_choice_is_made_without_a_cache_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

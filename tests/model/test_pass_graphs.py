@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,9 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model import flex_attention, logits, tree_path
 from brorl.model.flat_path import flat_chunk_logprobs
+from brorl.model.flex_attention import BLOCK, MIN_TOKENS, few_sizes_multiple, padded_tokens
 from brorl.model.forward import with_recorded_passes
-from brorl.model.logprobs import NextToken
+from brorl.model.logprobs import NextToken, by_tree
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import enable_gradient_checkpointing
@@ -57,7 +59,7 @@ class Recorder:
 
     def path(self) -> TreeForward:
         way = with_recorded_passes(
-            self._model, PACKED, self.lines.append, self._choice, max_nodes=NODES, new_capture=self, **self._options
+            self._model, PACKED, self.lines.append, self._choice, new_capture=self, **self._options
         )
         assert isinstance(way, TreeForward)
         return way
@@ -254,16 +256,93 @@ def test_a_pass_is_not_overwritten_before_its_backward_pass(rng: np.random.Gener
         (made,) = chunk_logprobs(model, [random_tree(rng, num_rollouts=9)], max_nodes=NODES, forward=way)
         return made.logprob
 
-    for _ in range(2):
-        first = chunk()
+    chunk()  # an eager pass
+    first = chunk()
     chunk()
     with pytest.raises(RuntimeError, match="run its backward pass first"):
         first.sum().backward()
 
 
+def test_nothing_is_recorded_while_an_eager_pass_has_an_autograd_graph(rng: np.random.Generator) -> None:
+    """Its nodes, which add to the gradients, belong to a stream that is not captured."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    recorder = Recorder(model)
+    way = recorder.path()
+    captures, trees = len(recorder.captures), [random_tree(rng, num_rollouts=9)]
+    passes = [next(chunk_logprobs(model, trees, max_nodes=NODES, forward=way)) for _ in range(3)]
+    assert len(recorder.captures) == captures
+    for chunk in passes:
+        chunk.logprob.sum().backward()
+    del chunk, passes
+    next(chunk_logprobs(model, trees, max_nodes=NODES, forward=way))
+    assert recorder.counts() == (1, 2 + 1)
+
+
+def test_a_copy_of_the_model_has_recordings_of_its_own(rng: np.random.Generator) -> None:
+    """As in `brorl plan`: the model's recordings read the model's weights."""
+    model, trees = small_model(seed=int(rng.integers(1 << 30))), [random_tree(rng, num_rollouts=9)]
+    recorder = Recorder(model)
+    way = recorder.path()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    assert way.graphs is not None
+    captures = len(recorder.captures)
+    paths = (model, way), (other, way), (other, replace(way, graphs=way.graphs.of(other)))
+    for _ in range(3):
+        for one, path in paths:
+            weight_KO = weights_of(rng, trees)
+            expected, gradients = learned(one, trees, weight_KO, flat_chunk_logprobs)
+            got, got_gradients = learned(one, trees, weight_KO, chunk_logprobs, max_nodes=NODES, forward=path)
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+            for name, gradient in gradients.items():
+                torch.testing.assert_close(got_gradients[name], gradient, rtol=1e-9, atol=1e-10)
+    assert [capture.captures for capture in recorder.captures[captures:]] == [1, 1]
+
+
+def test_casts_of_weights_end_with_a_recording(rng: np.random.Generator) -> None:
+    """Autocast keeps them for later passes, but their memory belongs to the graphs, whose replays overwrite it."""
+    model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
+    recorder = Recorder(model, autocast=True)
+    way = recorder.path()
+    sizes = [[random_tree(rng, num_rollouts=n, prompt_length=n)] for n in (9, 300, 600)]
+
+    def run(path: TreeForward, size: int) -> torch.Tensor:
+        return torch.cat([c.logprob for c in chunk_logprobs(model, sizes[size], max_nodes=4096, forward=path)])
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = [run(PACKED, size) for size in range(3)]
+        for size in (0, 0, 1, 1, 0, 2):
+            torch.testing.assert_close(run(way, size), expected[size], rtol=0.05, atol=0.05)
+    assert recorder.counts()[0] == 2
+
+
+def test_a_chunk_can_own_no_nodes() -> None:
+    """Two equal responses, one of them truncated, in chunks of their own."""
+    model = small_model(seed=4)
+    way = Recorder(model).path()
+    row = [3 + i % 9 for i in range(36)]
+    trees = [RolloutTree.from_responses([1, 2], [row, row], finished=[True, False])]
+    for _ in range(2):
+        chunks = list(chunk_logprobs(model, trees, max_nodes=16, forward=way))
+        torch.testing.assert_close(by_tree(chunks, trees), tree_logprobs(model, trees))
+
+
+def test_padding_is_at_most_an_eighth() -> None:
+    sizes = range(1, 20_000)
+    padded = [padded_tokens(size, few_sizes_multiple(size)) for size in sizes]
+    assert all(
+        size <= length <= max(MIN_TOKENS, size * 9 / 8 + BLOCK) for size, length in zip(sizes, padded, strict=True)
+    )
+    assert all(length % BLOCK == 0 for length in padded)
+    assert len({length for length in padded if 8192 < length <= 16384}) == 8
+
+
+@pytest.mark.parametrize("factor", [1.5, np.nan])
 @pytest.mark.parametrize("choice", ["auto", "on"])
 @pytest.mark.parametrize("during", ["trial", "run"])
-def test_a_replay_that_differs_is_not_taken(during: str, choice: str, rng: np.random.Generator) -> None:
+def test_a_replay_that_differs_is_not_taken(during: str, choice: str, factor: float, rng: np.random.Generator) -> None:
     """In the trial against the model, later against the eager pass; the gradients of the step in progress are kept."""
     model = small_model(seed=int(rng.integers(1 << 30)))
     recorder = Recorder(model, choice)
@@ -272,7 +351,7 @@ def test_a_replay_that_differs_is_not_taken(during: str, choice: str, rng: np.ra
         with torch.no_grad():
             gradient = model.model.norm.weight.grad
             if gradient is not None:
-                gradient.mul_(1.5)
+                gradient.mul_(factor)
 
     if during == "trial":
         recorder.spoil = spoil
@@ -305,6 +384,7 @@ def learn_all(model: PreTrainedModel, batches: list[list[RolloutTree]], way: Tre
     for trees in batches:
         (chunk,) = chunk_logprobs(model, trees, max_nodes=NODES, forward=way)
         chunk.logprob.sum().backward()
+        del chunk
 
 
 def test_what_cannot_be_recorded_runs_eagerly() -> None:

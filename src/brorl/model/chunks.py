@@ -25,7 +25,7 @@ from brorl.activity import Echo
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import OutOfMemoryError, first_line
 from brorl.model.device import to_device
-from brorl.model.flex_attention import BLOCK, padded_tokens
+from brorl.model.flex_attention import BLOCK, few_sizes_multiple, padded_tokens
 from brorl.model.kernels import NodeStack, attend_stack, kernels_of
 from brorl.model.logits import MAX_LOGITS
 from brorl.model.tree_attention import AttentionContext, PromptCache, cast_by_autocast
@@ -128,10 +128,12 @@ def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntA
 class ChunkLayout:
     """The layout of one chunk: its input tokens, their attention, and the nodes whose log-probs it computes.
 
-    A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext` to a multiple of `multiple`. Other
-    chunks omit the first tokens after the prompts. `offsets` holds the number of nodes before each tree.
+    A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext`; with `few_sizes`, so that few
+    different lengths occur. Other chunks omit the first tokens after the prompts. `offsets` holds the number of nodes
+    before each tree.
 
     Attributes:
+        multiple: The length of a chunk with prompts is a multiple of this.
         token_T, position_T: Input tokens, and their positions from the prompt's first token.
         end_T: The end of each token's subtree: token i and its descendants are the slice [i, end[i]).
         logit_rows: Input tokens whose logits are needed, shape [R]; `length_R` response tokens lead up to each.
@@ -146,7 +148,7 @@ class ChunkLayout:
         slices: Sequence[TreeSlice],
         *,
         with_prompts: bool = False,
-        multiple: int = BLOCK,
+        few_sizes: bool = False,
     ) -> None:
         tokens, positions, prompts, depths, ends = [], [], [], [], []
         rows, targets, indices = [], [], []
@@ -173,7 +175,8 @@ class ChunkLayout:
         row_K = np.concatenate(rows)
         needed_T = np.zeros(num_inputs, np.bool_)
         needed_T[row_K] = True
-        num_tokens = padded_tokens(num_inputs, multiple) if with_prompts else num_inputs
+        self.multiple = few_sizes_multiple(num_inputs) if few_sizes else BLOCK
+        num_tokens = padded_tokens(num_inputs, self.multiple) if with_prompts else num_inputs
         padding = np.zeros(num_tokens - num_inputs, np.int64)
         self.position_T = np.concatenate([*positions, padding])
         self.token_T = np.concatenate([*tokens, padding])

@@ -47,16 +47,19 @@ class CudaCapture:
         """Warm up on a side stream, since libraries allocate at first use, then record the kernels of each step."""
         replays: list[Step] = []
         with torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):  # restores the caller's stream even if the capture fails
-                self._warm_up(steps)
-                for step in steps:
-                    graph = torch.cuda.CUDAGraph()
-                    # Other threads, such as verifiers, may use the device during the capture.
-                    with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                        step()
-                    replays.append(graph.replay)
-            torch.cuda.current_stream().wait_stream(self._stream)
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            try:
+                with torch.cuda.stream(self._stream):
+                    self._warm_up(steps)
+                    for step in steps:
+                        graph = torch.cuda.CUDAGraph()
+                        # Other threads, such as verifiers, may use the device during the capture.
+                        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                            step()
+                        replays.append(graph.replay)
+            finally:  # even if a step failed: the caller reuses the memory that its kernels still write
+                current.wait_stream(self._stream)
         return replays
 
     def _warm_up(self, steps: Sequence[Step]) -> None:
@@ -118,6 +121,12 @@ class GraphStore(Generic[Recording]):
             del self._recordings[next(iter(self._recordings))]
         self._recordings[key] = recording
 
+    def emptied(self) -> GraphStore[Recording]:
+        """Return a store with the same settings and no recordings."""
+        other = GraphStore[Recording](self._work, self._choice, self._echo, self._new_capture, self._max_recordings)
+        other.enabled = self.enabled
+        return other
+
     def clear(self) -> None:
         """Drop all recordings and their memory."""
         self._recordings.clear()
@@ -150,6 +159,7 @@ class GraphStore(Generic[Recording]):
             reason = None if bool(written == 1) else "a trial changes nothing"
         except Exception as error:  # the driver or the build of PyTorch can fail in any way
             reason = f"{type(error).__name__}: {first_line(error)}"
+        self.clear()  # the memory pool is released with the trial's graph
         if reason is not None:
             self.refuse(reason)
         return self.enabled

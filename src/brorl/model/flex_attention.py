@@ -41,6 +41,14 @@ def padded_tokens(num_tokens: int, multiple: int = BLOCK) -> int:
     return max(MIN_TOKENS, -(-num_tokens // multiple) * multiple)
 
 
+def few_sizes_multiple(num_tokens: int) -> int:
+    """Return the multiple to which the sizes of a pass are rounded up so that few different ones occur.
+
+    It is an eighth of the power of two below, so padding adds at most an eighth, but at least a block.
+    """
+    return BLOCK * max(1, (1 << (num_tokens // BLOCK).bit_length()) // 16)
+
+
 def copied_tokens(num_tokens: int, context: int) -> int:
     """Return about how many tokens' keys a pass copies at most, given the tokens of a prompt plus its response."""
     num_pairs = padded_tokens(num_tokens) // BLOCK * (context // BLOCK + 2)  # a path ends and begins inside of a block

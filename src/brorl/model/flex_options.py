@@ -104,6 +104,7 @@ class FlexChoice(NamedTuple):
     options: str  # empty for PyTorch's own
     milliseconds: float
     default_milliseconds: float  # with PyTorch's own options
+    is_final: bool = True  # False if there was no time to try all options
 
     @property
     def line(self) -> str:
@@ -180,6 +181,8 @@ def fastest_options(
 ) -> FlexChoice | None:
     """Try options for about 10 s at most, including compilation. Return None if PyTorch's own do not work.
 
+    Compiled kernels are kept, so a later call has time for more options.
+
     `milliseconds` returns the time of a call on the device, and `seconds` is a clock.
     """
     start = seconds()
@@ -204,11 +207,11 @@ def fastest_options(
         for added in stage:
             begin = seconds()
             if begin + took > start + _LIMIT_S:
-                break
+                return best._replace(is_final=False)
             options = f"{before} {added}".strip()
             time = duration(options)
             if time < min(best.milliseconds, (1 - _NOISE) * default):
-                best = FlexChoice(options, time, default)
+                best = best._replace(options=options, milliseconds=time)
             took = seconds() - begin
     return best
 
@@ -236,12 +239,13 @@ def choose_flex_options(
         return ""
     attention = LayerAttention(heads, kv_shapes[0], *workload)
     key = f"{torch.cuda.get_device_name(model.device)}, torch {torch.__version__}, {attention.key}"
-    stored = _stored_choices()
-    choice = _valid_choice(stored.get(key), attention) or measure(attention, model.device)
+    choice = _valid_choice(_stored_choices().get(key), attention)
     if choice is None:
-        return ""
-    if stored.get(key) != choice._asdict():
-        _store({**stored, key: choice._asdict()})
+        choice = measure(attention, model.device)
+        if choice is None:
+            return ""
+        if choice.is_final:
+            _store({**_stored_choices(), key: choice._asdict()})  # other processes may have added choices meanwhile
     echo(choice.line)
     return choice.options
 
@@ -258,9 +262,9 @@ def _valid_choice(choice: Any, attention: LayerAttention) -> FlexChoice | None:
     """Return a stored choice, or None if it is damaged or its options would not be tried."""
     backward, forward = attention.options()
     with suppress(TypeError, ValueError):
-        options, *times = FlexChoice(**choice)
-        if options in {f"{first} {second}".strip() for first in ("", *backward) for second in ("", *forward)}:
-            return FlexChoice(options, *map(float, times))
+        found = FlexChoice(**choice)
+        if found.options in {f"{first} {second}".strip() for first in ("", *backward) for second in ("", *forward)}:
+            return FlexChoice(found.options, float(found.milliseconds), float(found.default_milliseconds))
     return None
 
 

@@ -34,7 +34,6 @@ from brorl.model.chunks import AttentionChoice
 from brorl.model.context_limit import attention_limit, carries_state, other_span, position_limit, smallest_window
 from brorl.model.cuda_graphs import Capture, CudaCapture, GraphChoice, GraphStore
 from brorl.model.flat_path import CacheError, FlatForward, ModelCache, flat_chunk_logprobs, last_logits
-from brorl.model.flex_attention import BLOCK
 from brorl.model.llama_pass import has_llama_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import ChunkLogprobs, by_tree
@@ -47,8 +46,6 @@ from brorl.model.tree_path import TREE, TreeForward, tree_logprobs
 from brorl.tree import RolloutTree
 
 Forward = TreeForward | FlatForward
-
-_SIZES = 8  # sizes of recorded passes, up to the nodes per pass
 
 
 def choose_forward(
@@ -152,7 +149,6 @@ def with_recorded_passes(
     echo: Echo,
     choice: GraphChoice = "auto",
     *,
-    max_nodes: int | None = None,
     autocast: bool = False,
     new_capture: Callable[[torch.device, bool], Capture] = CudaCapture,
 ) -> Forward:
@@ -163,7 +159,6 @@ def with_recorded_passes(
         forward: The path. Only packed passes are recorded.
         echo: Receives a line if passes cannot be recorded.
         choice: `on` requires recordings.
-        max_nodes: Nodes per pass; None for the default.
         autocast: Whether passes compute in bfloat16.
         new_capture: Returns what records graphs on a device, given whether a step that makes the host wait is an error.
 
@@ -172,12 +167,11 @@ def with_recorded_passes(
     """
     if not isinstance(forward, TreeForward) or not forward.packed or choice == "off":
         return forward
-    multiple = max(1, (max_nodes or forward.default_max_nodes(model)) // (_SIZES * BLOCK)) * BLOCK
 
     def recorded(forbids_waits: bool) -> tuple[TreeForward, GraphStore[RecordedPass]]:
         capture = partial(new_capture, model.device, forbids_waits)
         store: GraphStore[RecordedPass] = GraphStore("learning", choice, echo, capture, MAX_PASSES)
-        return replace(forward, graphs=PassGraphs(model, store, multiple)), store
+        return replace(forward, graphs=PassGraphs(model, store)), store
 
     trial, store = recorded(forbids_waits=True)  # nothing else uses the device yet
     if store.passes_trial(model.device):

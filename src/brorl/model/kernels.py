@@ -36,6 +36,7 @@ _NUM_SUMS = 16  # partial sums over tokens, added in a fixed order for any numbe
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _TIMEOUT_S = 120.0
+_NEEDED_BYTES = 1 << 20  # free space in the folder of compiled code
 _ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "n": ctypes.c_int}
 _SIGNATURES = {
     "rms_norm": "pipfpiiin",
@@ -288,23 +289,24 @@ def suits_triton(x: Tensor) -> bool:
 def keep_compiled_code() -> None:
     """Let PyTorch and Triton keep what they compile in the user's cache folder, unless the user set another folder.
 
-    PyTorch's default, a folder of temporary files, remains if the cache folder is not writable.
+    PyTorch's default, a folder of temporary files, remains if the cache folder is not writable or full.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # slow to import
 
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if folder is not None and folder != default_cache_dir():  # some modules of PyTorch set it to the default
-        return
     try:
+        if folder is not None and folder != default_cache_dir():  # some modules of PyTorch set it to the default
+            return
         kept = cache_folder() / "torchinductor"
         for made in (kept.parent, kept):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        with tempfile.TemporaryFile(dir=kept) as file:
+            file.write(bytes(_NEEDED_BYTES))
+    except (OSError, RuntimeError, KeyError):  # RuntimeError: no home folder; KeyError: a user without a name
         return
-    if os.access(kept, os.W_OK):
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept)
-        # Otherwise, kernels outside of graphs would not be found here, unless a graph was compiled before them.
-        os.environ.setdefault("TRITON_CACHE_DIR", str(kept / "triton"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept)
+    # Otherwise, kernels outside of graphs would not be found here, unless a graph was compiled before them.
+    os.environ.setdefault("TRITON_CACHE_DIR", str(kept / "triton"))
 
 
 @cache

@@ -188,7 +188,7 @@ class NodeBlocks(NamedTuple):
         because the gradients of many equal ones would be summed one by one.
         """
         sizes = np.diff(self.edges)
-        length = -(-int(sizes.max()) // multiple) * multiple
+        length = -(-max(1, int(sizes.max())) // multiple) * multiple
         output_K = np.arange(self.place_K.size) + np.repeat(np.arange(sizes.size) * length - self.edges[:-1], sizes)
         filler = np.arange(sizes.size * length)
         padded = filler % num_rows, filler % vocabulary, np.full(filler.size, -1)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node, get_gradient_edge
 from transformers import PreTrainedModel
 
 from brorl.errors import first_line
@@ -23,7 +24,8 @@ from brorl.model.device import to_device
 from brorl.model.rounding import agrees
 
 MAX_PASSES = 32  # recorded passes to keep; they share their memory
-_MAX_KEYS = 4096  # keys to remember of passes that are not recorded
+_MAX_KEYS = 1024  # keys to remember of passes that are not recorded
+_EAGER = "brorl: eager"  # marks autograd nodes of eager passes
 Compute = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]  # from a pass's inputs on the device to its outputs
 
 
@@ -53,18 +55,30 @@ class PassGraphs:
         model: The model, on one device. Parameters keep their addresses between updates; a pass with parameters at
             different addresses has a recording of its own.
         store: Keeps the recordings.
-        multiple: Sizes of passes should be multiples of this, in tokens, so that few different passes occur.
     """
 
-    def __init__(self, model: PreTrainedModel, store: GraphStore[RecordedPass], multiple: int) -> None:
-        self.multiple = multiple
-        self.store = store
+    def __init__(self, model: PreTrainedModel, store: GraphStore[RecordedPass]) -> None:
         self._model = model
+        self._store = store
         self._tensors = [*model.parameters(), *model.buffers()]
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._gradients: dict[Tensor, Tensor] = {}  # at fixed addresses, made when first needed
-        self._occurred: set[Hashable] = set()  # keys of passes that have run eagerly
+        self._occurred: dict[Hashable, None] = {}  # keys of passes that have run eagerly, the oldest first
         self.num_runs = 0  # forward passes so far; each overwrites what the backward pass of the one before needs
         self._anchor = torch.zeros((), device=model.device, requires_grad=True)  # makes outputs differentiable
+
+    def of(self, model: PreTrainedModel) -> PassGraphs:
+        """Return an object like this one for a copy of the model."""
+        return PassGraphs(model, self._store.emptied())
+
+    def record(self, model: PreTrainedModel) -> bool:
+        """Return whether passes of a model are recorded. A copy of the model needs an object of its own."""
+        return model is self._model and self._store.enabled
+
+    def clear(self) -> None:
+        """Drop all recordings, and the memory of their gradients."""
+        self._store.clear()
+        self._gradients.clear()
 
     def run(self, key: Hashable, arrays: Sequence[NDArray[Any]], compute: Compute) -> tuple[Tensor, ...]:
         """Return the outputs of `compute` for inputs with these numbers, differentiable if gradients are enabled.
@@ -76,13 +90,15 @@ class PassGraphs:
             UserError: If graphs are required, but the pass cannot be recorded or its replay gives different results.
         """
         key = self._whole_key(key, arrays)
-        recorded = self.store.get(key)
-        if recorded is None and self.store.enabled and key in self._occurred:
+        recorded = self._store.get(key)
+        if recorded is None and self._store.enabled and key in self._occurred and not self._has_autograd_graph():
             recorded = self._record(key, arrays, compute)
         if recorded is None:
-            if len(self._occurred) < _MAX_KEYS:
-                self._occurred.add(key)
-            return compute([to_device(array, self._model.device) for array in arrays])
+            self._occurred.pop(key, None)
+            self._occurred[key] = None
+            if len(self._occurred) > _MAX_KEYS:
+                del self._occurred[next(iter(self._occurred))]
+            return self._run_eagerly(arrays, compute)
         for tensor, array in zip(recorded.inputs, arrays, strict=True):
             tensor.copy_(to_device(array, tensor.device), non_blocking=True)
         self.num_runs += 1
@@ -90,11 +106,6 @@ class PassGraphs:
             return recorded.run_forward()
         outputs: tuple[Tensor, ...] = _Replay.apply(self, recorded, self._anchor)  # type: ignore[no-untyped-call]
         return outputs
-
-    def clear(self) -> None:
-        """Drop all recordings, and the memory of their gradients."""
-        self.store.clear()
-        self._gradients.clear()
 
     def _whole_key(self, key: Hashable, arrays: Sequence[NDArray[Any]]) -> Hashable:
         device = self._model.device.type
@@ -118,40 +129,82 @@ class PassGraphs:
         if new:
             torch._foreach_zero_(new)
 
+    def _run_eagerly(self, arrays: Sequence[NDArray[Any]], compute: Compute) -> tuple[Tensor, ...]:
+        nodes = self._gradient_nodes() if torch.is_grad_enabled() else []
+        for node in nodes:
+            node.metadata[_EAGER] = True  # type: ignore[index]  # the stubs call it a method
+        return compute([to_device(array, self._model.device) for array in arrays])
+
+    def _has_autograd_graph(self) -> bool:
+        """Return whether the autograd graph of an eager pass is alive.
+
+        A pass recorded now would share the nodes that add to its gradients. They run on the eager pass's stream, which
+        a capture does not allow.
+        """
+        return any(_EAGER in node.metadata for node in self._gradient_nodes())  # type: ignore[operator]
+
+    def _gradient_nodes(self) -> list[Node]:
+        """Return the autograd nodes that add to the gradients. New ones are made if no autograd graph has any."""
+        return [get_gradient_edge(parameter).node for parameter in self._trained]
+
     def _record(self, key: Hashable, arrays: Sequence[NDArray[Any]], compute: Compute) -> RecordedPass | None:
-        """Record a pass, and compare its replay with an eager pass. After a failure, refuse all recordings."""
+        """Record a pass, and compare its replay with an eager pass. After a failure, refuse all recordings.
+
+        A pass with NaNs is not recorded: a model that diverged is reported elsewhere.
+        """
+        recorded = reason = None
         try:
             with self._gradients_aside():
-                recorded, reason = self._recorded(arrays, compute)
+                expected = self._eager_results(arrays, compute)
+                if not any(bool(output.isnan().any()) for output in expected.outputs):
+                    recorded = self._capture(arrays, compute, expected)
+                    reason = self._difference(recorded, expected)
         except Exception as error:  # a model's code can do anything that graphs reject, and memory can run out
-            recorded, reason = None, f"{type(error).__name__}: {first_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
+        finally:
+            torch.clear_autocast_cache()  # casts of weights may lie in the graphs' memory
         if reason is not None:
+            recorded = None
             self._gradients.clear()
-            self.store.refuse(reason)
+            self._store.refuse(reason)
         elif recorded is not None:
-            self.store.add(key, recorded)
+            self._store.add(key, recorded)
         return recorded
 
     @contextmanager
     def _gradients_aside(self) -> Iterator[None]:
-        """Put the parameters' gradients aside inside the block."""
-        parameters = [x for x in self._tensors if x.requires_grad]
-        kept = [None if x.grad is None else x.grad.clone() for x in parameters]
-        _clear_gradients(parameters)
+        """Put the parameters' gradients aside inside the block, if gradients are enabled."""
+        if not torch.is_grad_enabled():
+            yield
+            return
+        kept = []
+        for parameter in self._trained:
+            gradient = parameter.grad
+            # recordings write to the gradients at fixed addresses
+            kept.append(
+                gradient.clone() if gradient is not None and gradient is self._gradients.get(parameter) else gradient
+            )
+        self._clear_gradients()
         try:
             yield
         finally:
-            for parameter, gradient in zip(parameters, kept, strict=True):
+            for parameter, gradient in zip(self._trained, kept, strict=True):
                 parameter.grad = gradient
 
-    def _recorded(self, arrays: Sequence[NDArray[Any]], compute: Compute) -> tuple[RecordedPass | None, str | None]:
-        """Return a recorded pass and None, or None and the reason. A pass with NaNs is not recorded, for no reason."""
+    def _eager_results(self, arrays: Sequence[NDArray[Any]], compute: Compute) -> _Results:
+        outputs = compute([to_device(array, self._model.device) for array in arrays])
+        trained: list[Tensor] = []
+        if torch.is_grad_enabled():
+            torch.autograd.backward(outputs, _example_gradients(outputs))
+            trained = [parameter for parameter in self._trained if parameter.grad is not None]
+        results = _Results([output.detach() for output in outputs], trained, _norms(trained))
+        self._clear_gradients()
+        return results
+
+    def _capture(self, arrays: Sequence[NDArray[Any]], compute: Compute, expected: _Results) -> RecordedPass:
         inputs = [to_device(array, self._model.device).clone() for array in arrays]
-        expected = compute(inputs)
-        if any(bool(output.isnan().any()) for output in expected):
-            return None, None  # a model that diverged is reported elsewhere
+        output_grads = _example_gradients(expected.outputs)
         outputs: list[Tensor] = []
-        output_grads = [torch.linspace(0.5, 1.5, len(x), dtype=x.dtype, device=x.device) for x in expected]
 
         def forward() -> None:
             torch.clear_autocast_cache()  # the casts of the weights belong to this pass
@@ -161,37 +214,44 @@ class PassGraphs:
             torch.autograd.backward(outputs, output_grads)
             torch.clear_autocast_cache()
 
-        steps = [forward]
-        trained: list[Tensor] = []
-        if torch.is_grad_enabled():
-            steps.append(backward)
-            torch.autograd.backward(expected, output_grads)
-            trained = [x for x in self._tensors if x.grad is not None]
-        expected, expected_norms = tuple(x.detach() for x in expected), _norms(trained)
-        _clear_gradients(trained)
-        self.place_gradients(trained)
-        replay_forward, *replay_backward = self.store.capture(steps)
-        outputs = [x.detach() for x in outputs]
-        recorded = RecordedPass(inputs, outputs, output_grads, trained, replay_forward, *replay_backward)
-        got = recorded.run_forward()
-        _clear_gradients(trained)
-        self.place_gradients(trained)
-        for replay in replay_backward:
-            replay()
-        compared = [("log-probs", *pair) for pair in zip(got, expected, strict=True)]
-        if trained:
-            compared.append(("gradients", _norms(trained), expected_norms))
+        steps = [forward, backward] if torch.is_grad_enabled() else [forward]
+        self.place_gradients(expected.trained)
+        replays = self._store.capture(steps)
+        return RecordedPass(inputs, [x.detach() for x in outputs], output_grads, expected.trained, *replays)
+
+    def _difference(self, recorded: RecordedPass, expected: _Results) -> str | None:
+        """Replay a pass and return what differs from the expected results; None if they agree."""
+        outputs = recorded.run_forward()
+        if recorded.backward is not None:
+            self._clear_gradients()
+            self.place_gradients(recorded.trained)
+            recorded.backward()
         dtype = torch.bfloat16 if torch.is_autocast_enabled(self._model.device.type) else self._model.dtype
-        for name, values, expected_values in compared:
-            # tokens that cannot be drawn have a log-prob of -inf
-            if not agrees(values.nan_to_num(neginf=0.0), expected_values.nan_to_num(neginf=0.0), dtype):
-                return None, f"the {name} change"
-        return recorded, None
+        for got, output in zip(outputs, expected.outputs, strict=True):
+            impossible = output.isneginf()  # tokens that cannot be drawn
+            same = torch.equal(got.isneginf(), impossible)
+            if not same or not agrees(got.masked_fill(impossible, 0), output.masked_fill(impossible, 0), dtype):
+                return "the log-probs change"
+        if recorded.trained and not agrees(_norms(recorded.trained), expected.norms, dtype, floor=0.1):
+            return "the gradients change"
+        return None
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._trained:
+            parameter.grad = None
 
 
-def _clear_gradients(parameters: Sequence[Tensor]) -> None:
-    for parameter in parameters:
-        parameter.grad = None
+class _Results(NamedTuple):
+    """The results of an eager pass."""
+
+    outputs: list[Tensor]
+    trained: list[Tensor]  # the parameters with a gradient
+    norms: Tensor  # norms of their gradients
+
+
+def _example_gradients(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradients of the outputs to compare passes with."""
+    return [torch.linspace(0.5, 1.5, len(x), dtype=x.dtype, device=x.device) for x in outputs]
 
 
 def _norms(parameters: Sequence[Tensor]) -> Tensor:

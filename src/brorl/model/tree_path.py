@@ -56,7 +56,7 @@ class TreeForward:
     kv_shapes: Sequence[KVShape] = ()
     # the model's sliding window if contexts exceed it; only an engine on a GPU and packed passes compute it
     window: int | None = None
-    graphs: PassGraphs | None = None  # records packed passes as CUDA graphs; None to run them eagerly
+    graphs: PassGraphs | None = None  # records packed passes of its model as CUDA graphs; None to run them eagerly
     response_costs = staticmethod(tree_costs)
 
     @property
@@ -159,9 +159,8 @@ def chunk_logprobs(
     head = forward.logprob_head(next_token, entropy)
     if forward.packed:
         for slices in split_into_chunks(trees, max_nodes):
-            chunk = _compute_chunk(model, trees, offsets, slices, None, head, forward)
-            assert chunk is not None  # every slice with a prompt owns nodes
-            yield chunk
+            # without a name here, the pass's autograd graph ends with the caller's
+            yield _PackedPass.of(model, trees, offsets, slices, forward, head).logprobs()
         return
     for start, stop in prompt_groups(trees, max_nodes):
         group, group_offsets = trees[start:stop], offsets[start:stop]
@@ -222,6 +221,7 @@ class _PackedPass:
 
     model: PreTrainedModel
     forward: TreeForward
+    graphs: PassGraphs | None
     head: LogprobHead
     attention: FlexLayout
     # tokens and positions; for each row of logits, its token and the response's length before; for each node, its row
@@ -242,35 +242,37 @@ class _PackedPass:
         head: LogprobHead,
     ) -> _PackedPass:
         """Lay out a pass. To be recorded, its sizes are rounded up: few different sizes then occur."""
-        multiple = BLOCK if forward.graphs is None else forward.graphs.multiple
-        layout = ChunkLayout(trees, offsets, slices, with_prompts=True, multiple=multiple)
+        graphs = forward.graphs if forward.graphs is not None and forward.graphs.record(model) else None
+        layout = ChunkLayout(trees, offsets, slices, with_prompts=True, few_sizes=graphs is not None)
+        multiple = layout.multiple
         rows, length_R = layout.logit_rows, layout.length_R
-        if forward.graphs is not None:  # compute logits of more tokens, which no node uses
-            unused = np.setdiff1d(np.arange(layout.token_T.size), rows)[: -rows.size % multiple]
+        if graphs is not None:  # compute logits of more tokens, which no node uses
+            num_rows = -(-max(1, rows.size) // multiple) * multiple
+            unused = np.setdiff1d(np.arange(layout.token_T.size), rows)[: num_rows - rows.size]
             rows, length_R = np.concatenate([rows, unused]), np.pad(length_R, (0, unused.size))
         size = forward.rows_per_block(model, rows.size)
         nodes = layout.target_row, layout.target_token, layout.target_index
         blocks = NodeBlocks.of(*nodes, rows.size, size)
         index_K, output_K = blocks.index_K, np.arange(blocks.index_K.size)
-        if forward.graphs is not None:
+        if graphs is not None:
             rows_in_last = rows.size - (len(blocks.edges) - 2) * size
             blocks, output_K = blocks.padded(multiple, rows_in_last, model.config.get_text_config().vocab_size)
         arrays = layout.token_T, layout.position_T, rows, length_R, blocks.place_K, blocks.token_K
         window = smallest_window(model.config)
         attention = FlexLayout.of(layout.position_T, layout.end_T, window, multiple // BLOCK)
-        return cls(model, forward, head, attention, arrays, tuple(blocks.edges), index_K, output_K)
+        return cls(model, forward, graphs, head, attention, arrays, tuple(blocks.edges), index_K, output_K)
 
     def logprobs(self) -> ChunkLogprobs:
         """Run the pass, or its recording."""
         arrays = *self.arrays, *self.attention.arrays
         device = self.model.device
         index = to_device(self.index_K, device)
-        if self.forward.graphs is None:
+        if self.graphs is None:
             return ChunkLogprobs(index, *self._compute([to_device(array, device) for array in arrays]))
         check_positions(self.model, self.attention.longest)  # a recording does not
         key = self.head, self.edges, self.attention.window
         position = to_device(self.output_K, device)
-        outputs = self.forward.graphs.run(key, arrays, self._compute)
+        outputs = self.graphs.run(key, arrays, self._compute)
         return ChunkLogprobs(index, *(output[position] for output in outputs))
 
     def _compute(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -374,6 +374,7 @@ class TreeLearner:
                 loss_of_chunk, sums_of_chunk = chunk_loss(chunk, batch, self._config, coefficient_K)
                 loss_of_chunk.backward()
                 sums = sums + sums_of_chunk
+                del chunk, loss_of_chunk  # the next pass is recorded only if no autograd graph is left
             logprobs.passes.finish()
         return sums
 

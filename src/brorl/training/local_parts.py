@@ -74,11 +74,12 @@ class LocalParts:
         return next_token(self.config, self.stop_token_ids)
 
     def learner(self, model: PreTrainedModel | None = None, echo: Echo = lambda _: None) -> TreeLearner:
-        """Build a learner for the model, or for the copy `model`."""
+        """Build a learner for the model, or for the copy `model`, which gets recorded passes of its own."""
         model = self.model if model is None else model
-        return TreeLearner(
-            model, self.config, echo, self.observe, forward=self.forward, stop_token_ids=self.stop_token_ids
-        )
+        forward = self.forward
+        if model is not self.model and isinstance(forward, TreeForward) and forward.graphs is not None:
+            forward = replace(forward, graphs=forward.graphs.of(model))
+        return TreeLearner(model, self.config, echo, self.observe, forward=forward, stop_token_ids=self.stop_token_ids)
 
 
 def build_model(
@@ -152,7 +153,7 @@ def build_learner_forward(
         model, plain, echo, autocast=config.autocasts, flex_options=options, failed_anywhere=failed_anywhere
     )
     choice: GraphChoice = engine.cuda_graphs if records_passes else "off"
-    return with_recorded_passes(model, packed, echo, choice, max_nodes=engine.nodes_per_pass, autocast=config.autocasts)
+    return with_recorded_passes(model, packed, echo, choice, autocast=config.autocasts)
 
 
 def build_rank(
