@@ -228,9 +228,12 @@ def output_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def replace_file(target: Path, content: bytes) -> None:
-    """Write a file under a temporary name of this process, flush it to disk, and rename it."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def replace_file(target: Path, content: bytes, *, is_shared: bool = False) -> None:
+    """Write a file under a temporary name, flush it to disk, and rename it.
+
+    If other processes may write the file at the same time (`is_shared`), the last of them wins.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp" if is_shared else f".{target.name}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content)

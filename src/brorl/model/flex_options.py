@@ -271,4 +271,4 @@ def _valid_choice(choice: Any, attention: LayerAttention) -> FlexChoice | None:
 def _store(choices: dict[str, Any]) -> None:
     with suppress(OSError, RuntimeError):  # without a cache folder, the next run tries the options again
         cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(cache_folder() / _FILE, json.dumps(choices, indent=1).encode())
+        replace_file(cache_folder() / _FILE, json.dumps(choices, indent=1).encode(), is_shared=True)
