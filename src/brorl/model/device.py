@@ -28,6 +28,12 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
+def copy_to(tensor: Tensor, array: NDArray[Any]) -> None:
+    """Copy an array into a tensor of the same shape."""
+    source = torch.from_numpy(array)
+    tensor.copy_(source.pin_memory() if tensor.device.type == "cuda" else source, non_blocking=True)
+
+
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return a contiguous tensor on the host, without a gradient. Floats are cast on the device."""
     tensor = tensor.detach()

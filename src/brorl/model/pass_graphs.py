@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import first_line
 from brorl.model.cuda_graphs import GraphStore, Step
-from brorl.model.device import to_device
+from brorl.model.device import copy_to, to_device
 from brorl.model.rounding import agrees
 
 MAX_PASSES = 32  # recorded passes to keep; they share their memory
@@ -100,7 +100,7 @@ class PassGraphs:
                 del self._occurred[next(iter(self._occurred))]
             return self._run_eagerly(arrays, compute)
         for tensor, array in zip(recorded.inputs, arrays, strict=True):
-            tensor.copy_(to_device(array, tensor.device), non_blocking=True)
+            copy_to(tensor, array)
         self.num_runs += 1
         if recorded.backward is None:
             return recorded.run_forward()
