@@ -116,7 +116,11 @@ def folder_of(task: str, stage: str, arm: str, seed: int) -> Path:
 def train(task: str, stage: str, name: str, seed: int, settings: Settings, core: int) -> None:
     """Train or resume one run in a process on one core; record its evaluations once it is finished."""
     folder = folder_of(task, stage, name, seed)
+    settings = dict(settings)
+    objective = settings.pop("objective", None)  # of objectives.py
     brorl = [str(Path(sys.executable).with_name("brorl"))]
+    if objective is not None:
+        brorl = [sys.executable, str(HERE / "objectives.py"), objective]
     if (folder / "config.yaml").exists():
         command = [*brorl, "resume", str(folder)]
     else:
@@ -133,7 +137,8 @@ def train(task: str, stage: str, name: str, seed: int, settings: Settings, core:
         subprocess.run(one_core, stdout=output, stderr=output, env=environment, check=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     with _LOCK, (RESULTS / f"{task}-{stage}.jsonl").open("a") as file:
-        file.write(json.dumps(result_of(folder, name, seed, settings)) + "\n")
+        recorded = settings if objective is None else {**settings, "objective": objective}
+        file.write(json.dumps(result_of(folder, name, seed, recorded)) + "\n")
 
 
 def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Settings:
