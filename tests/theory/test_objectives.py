@@ -1,6 +1,8 @@
 """The objectives of examples/plateau/objectives.py: what each is the gradient of, by enumeration and closed forms."""
 
 import importlib
+import re
+from fractions import Fraction
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -92,6 +94,28 @@ def test_a_large_group_s_spread_is_the_gradient_of_the_log_odds(objectives: Any)
     rate_G = np.array([0.1, 0.3, 0.5, 0.8, 0.9])
     got = coefficient(lambda n, c: objectives.spread(n, c, 32), 4096, rate_G)
     np.testing.assert_allclose(got, 1 / (4 * rate_G * (1 - rate_G)), rtol=0.01)
+
+
+def test_the_table_of_the_documentation_is_computed(objectives: Any) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "theory.md").read_text("utf-8")
+    table = page.partition("| factor with `rloo` | N |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (\w+)(?:, \w+ = ([\d/]+))? \| (\d+) \|((?: \.\d+ \|){7})$", table, re.MULTILINE)
+    assert len(rows) == 8
+    names = {"focal": objectives.focal, "gate": objectives.gate, "subset": objectives.spread, "none": lambda *_: 1.0}
+    rate_G = np.array([0.002, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95])
+    for name, parameter, num_rollouts, cells in rows:
+        factor, value = names[name], float(Fraction(parameter or 0))
+        weight_C = [
+            rloo_weight(int(num_rollouts), c) * factor(int(num_rollouts), c, value)
+            for c in range(int(num_rollouts) + 1)
+        ]
+        got = gradient_coefficient(np.array(weight_C), rate_G)
+        printed = [float(cell) for cell in cells.split("|")[:-1]]
+        assert printed == pytest.approx((got * rate_G * (1 - rate_G)).tolist(), abs=5.1e-4)
+    at_gate = coefficient(lambda n, c: rloo_weight(n, c) * objectives.gate(n, c, 0.5), 16, np.array([0.5, 0.6]))
+    percents = re.search(r"pass rate \.5 has (\d+)% of its weight, and one of \.6 still has (\d+)%", page)
+    assert percents is not None
+    assert [int(percent) / 100 for percent in percents.groups()] == pytest.approx(at_gate.tolist(), abs=0.0051)
 
 
 def group(num_correct: int, num_rollouts: int = 8, version: int = 1, name: str = "p") -> Group:
