@@ -176,6 +176,22 @@ def test_a_learner_makes_the_same_updates(rng: np.random.Generator) -> None:
     assert replays > 3 * passes
 
 
+def test_a_learner_records_the_second_of_two_passes_in_a_row(rng: np.random.Generator) -> None:
+    """The autograd graph of the first, which is eager, has ended by then."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    recorder = Recorder(model)
+    engine = EngineSettings(nodes_per_pass=64, attention="tiled")
+    optimizer = OptimizerSettings(mini_batches=1)
+    learner = TreeLearner(
+        model, TrainConfig(dtype="float64", engine=engine, optimizer=optimizer), forward=recorder.path()
+    )
+    group = groups_of(rng)[0]
+    known = replace(group, tree=replace(group.tree, logprob=np.zeros(group.tree.num_nodes)))
+    captures = len(recorder.captures)
+    learner.learn([known] * 3, grpo, 0)
+    assert len(recorder.captures) == captures + 1
+
+
 def test_recordings_free_their_memory_when_it_runs_out(rng: np.random.Generator) -> None:
     """Those of smaller passes share new memory, and the update is that of eager passes."""
     seed = int(rng.integers(1 << 30))

@@ -71,7 +71,7 @@ class PassGraphs:
         """Return an object like this one for a copy of the model."""
         return PassGraphs(model, self._store.emptied())
 
-    def record(self, model: PreTrainedModel) -> bool:
+    def records(self, model: PreTrainedModel) -> bool:
         """Return whether passes of a model are recorded. A copy of the model needs an object of its own."""
         return model is self._model and self._store.enabled
 

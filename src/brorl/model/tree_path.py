@@ -242,7 +242,7 @@ class _PackedPass:
         head: LogprobHead,
     ) -> _PackedPass:
         """Lay out a pass. To be recorded, its sizes are rounded up: few different sizes then occur."""
-        graphs = forward.graphs if forward.graphs is not None and forward.graphs.record(model) else None
+        graphs = forward.graphs if forward.graphs is not None and forward.graphs.records(model) else None
         layout = ChunkLayout(trees, offsets, slices, with_prompts=True, few_sizes=graphs is not None)
         multiple = layout.multiple
         rows, length_R = layout.logit_rows, layout.length_R
