@@ -262,9 +262,9 @@ def _valid_choice(choice: Any, attention: LayerAttention) -> FlexChoice | None:
     """Return a stored choice, or None if it is damaged or its options would not be tried."""
     backward, forward = attention.options()
     with suppress(TypeError, ValueError):
-        found = FlexChoice(**choice)
-        if found.options in {f"{first} {second}".strip() for first in ("", *backward) for second in ("", *forward)}:
-            return FlexChoice(found.options, float(found.milliseconds), float(found.default_milliseconds))
+        stored = FlexChoice(**choice)
+        if stored.options in {f"{first} {second}".strip() for first in ("", *backward) for second in ("", *forward)}:
+            return FlexChoice(stored.options, float(stored.milliseconds), float(stored.default_milliseconds))
     return None
 
 
