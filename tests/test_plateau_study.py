@@ -42,7 +42,7 @@ def test_the_arms_of_the_long_runs_are_recipes_and_are_not_tuned_on_what_judges_
     for task, table in study.study().items():
         for stage in table["stages"]:
             for _, seed, settings in study.runs_of(task, stage):
-                given = {key: value for key, value in settings.items() if key != "model"}
+                given = {key: value for key, value in settings.items() if key not in ("model", "objective")}
                 config = make_config(read_recipe(str(STUDY / f"{task}.yaml")), given, stage)
                 assert config.engine.clock == "cpu"
                 skipped = config.evaluation.skip_prompts
@@ -63,7 +63,10 @@ def test_a_stopped_stage_continues_and_its_table_states_what_the_runs_measured(
         "budget.unit": "samples", "budget.limit": 600, "budget.eval_points": [200], "steps": None, "report": False,
         "evaluation.every": 0, "evaluation.num_prompts": 4, "checkpoint_every": 1, "prompts_per_step": 4,
     }  # fmt: skip
-    arms = {"16 plain": {}, "32 averaged": {"rollouts_per_prompt": 32, "optimizer.ema_decay": 0.9}}
+    arms = {
+        "16 plain": {}, "32 averaged": {"rollouts_per_prompt": 32, "optimizer.ema_decay": 0.9},
+        "16 focal": {"objective": "focal:1"},
+    }  # fmt: skip
     stage = {"seeds": [3, 4], "settings": settings, "arms": arms}
     table.write_text(json.dumps({"three": {"model": "quickstart", "stages": {"tries": stage}}}))
     monkeypatch.setenv("STUDY", str(table))
@@ -83,7 +86,7 @@ def test_a_stopped_stage_continues_and_its_table_states_what_the_runs_measured(
     capsys.readouterr()
     study.main([])
     rows = [row[2:-2].split(" | ") for row in capsys.readouterr().out.splitlines() if row.startswith("| ")][2:]
-    assert len(rows) == 4
+    assert len(rows) == 6
     for arm, seed, _, steps, _, _, _, end, best, averaged in rows:
         assert bool(averaged) == (arm == "32 averaged")
         assert float(best.split("/")[0]) >= float(end.split("/")[0])
