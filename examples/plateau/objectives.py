@@ -93,4 +93,4 @@ def _train_only(wanted: Callable[[Group], bool]) -> None:
 
 if __name__ == "__main__":
     use(sys.argv.pop(1))
-    main()
+    sys.exit(main())
