@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,14 @@ def run_of_three_evaluations(arm: str, n: int, seed: int, draw: np.random.Genera
         "budget.limit": 20, "budget.eval_points": [10],
     }  # fmt: skip
     return {"arm": arm, "seed": seed, "settings": settings, "evaluations": evaluations}
+
+
+@pytest.mark.example
+def test_a_run_with_an_objective_that_fails_is_not_finished(tmp_path: Path) -> None:
+    command = [sys.executable, str(STUDY / "objectives.py"), "focal:1", "train", str(tmp_path / "missing.yaml")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "missing.yaml" in run.stderr
 
 
 @pytest.mark.slow
