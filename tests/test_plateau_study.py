@@ -16,18 +16,20 @@ from brorl.config.reading import make_config, read_recipe
 STUDY = Path(__file__).parents[1] / "examples" / "plateau"
 
 
-def test_both_tasks_are_trained_and_judged_alike() -> None:
-    three, four, five = (
+def test_all_tasks_are_trained_and_judged_alike() -> None:
+    three, four, five, many = (
         make_config(read_recipe(str(STUDY / f"{name}.yaml")), {}, name).model_dump()
-        for name in ("three", "four", "five")
+        for name in ("three", "four", "five", "many")
     )
-    for other in (four, five):
+    for other in (four, five, many):
         (one,), (theirs,) = three["data"]["sources"], other["data"]["sources"]
         assert {name for name in one if one[name] != theirs[name]} == {"num_numbers", "max_number"}
         assert {name for name in three if three[name] != other[name]} <= {"model", "data", "sampling", "evaluation"}
-    assert {k for k in three["sampling"] if three["sampling"][k] != five["sampling"][k]} == {"max_new_tokens"}
+    for other in (five, many):
+        assert {k for k in three["sampling"] if three["sampling"][k] != other["sampling"][k]} == {"max_new_tokens"}
     assert {k for k in three["evaluation"] if three["evaluation"][k] != five["evaluation"][k]} == {"num_prompts"}
-    assert (three["sampling"], three["evaluation"]) == (four["sampling"], four["evaluation"])
+    assert three["sampling"] == four["sampling"]
+    assert three["evaluation"] == four["evaluation"] == many["evaluation"]
 
 
 @pytest.fixture
