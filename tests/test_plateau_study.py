@@ -128,6 +128,16 @@ def test_a_run_with_an_objective_that_fails_is_not_finished(tmp_path: Path) -> N
     assert "missing.yaml" in run.stderr
 
 
+@pytest.mark.example
+@pytest.mark.parametrize("objective", ["focal", "focal:x", "solved:0.5", "nonsense:1"])
+def test_an_unknown_objective_is_named(objective: str) -> None:
+    command = [sys.executable, str(STUDY / "objectives.py"), objective, "train"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.endswith(f"focal:GAMMA, gate:RATE, spread:SIZE or solved:VISITS, got {objective}\n")
+    assert run.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_verdict_states_the_differences_of_its_runs(
     study: Any,

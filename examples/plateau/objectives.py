@@ -71,6 +71,12 @@ class Visits:
 def use(objective: str) -> None:
     """Make this process train with an objective such as `focal:2`."""
     name, _, value = objective.partition(":")
+    if (
+        name not in (*FACTORS, "solved")
+        or not value.replace(".", "", 1).isdigit()
+        or (name == "solved" and "." in value)
+    ):
+        sys.exit(f"the objective must be focal:GAMMA, gate:RATE, spread:SIZE or solved:VISITS, got {objective}")
     if name == "solved":
         _train_only(Visits(int(value)).is_open)
         return
@@ -92,5 +98,5 @@ def _train_only(wanted: Callable[[Group], bool]) -> None:
 
 
 if __name__ == "__main__":
-    use(sys.argv.pop(1))
+    use(sys.argv.pop(1) if len(sys.argv) > 1 else "nothing")
     sys.exit(main())

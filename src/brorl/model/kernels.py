@@ -287,7 +287,7 @@ def suits_triton(x: Tensor) -> bool:
 
 
 def keep_compiled_code() -> None:
-    """Let PyTorch and Triton keep what they compile in the user's cache folder, unless the user set another folder.
+    """Let PyTorch and Triton keep what they compile in the user's cache folder, unless the user set a folder.
 
     PyTorch's default, a folder of temporary files, remains if the cache folder is not writable or full.
     """
