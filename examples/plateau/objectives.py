@@ -5,7 +5,6 @@
 | objective | factor on the weight w(N, c) | source |
 |---|---|---|
 | `focal:GAMMA` | (1 - c/N)^GAMMA | F-GRPO (arXiv 2602.06717) |
-| `gate:RATE` | 1 if c/N <= RATE, else the prompt is replaced by a different one | arXiv 2606.15455 |
 | `spread:SIZE` | N^2 k (n - k) / (n^2 c (N - c)), for a subset of n = SIZE rollouts | PODS (arXiv 2504.13818) |
 | `solved:VISITS` | replaces a prompt whose pass rate was above 1/2 in its last visits | arXiv 2606.15455 |
 
@@ -14,7 +13,8 @@ gradient, over the draw of the subset, is that of all N rollouts with this facto
 then saves the work, with a correction for what it leaves out.
 
 The factors depend only on counts, so docs/explanation/theory.md says what each objective is. `solved` depends on
-earlier steps only, which weights prompts and biases nothing. Its visits are forgotten when a run is resumed.
+earlier steps only, which weights prompts and biases nothing. Its visits are forgotten when a run is resumed. The pass
+rate of the visit itself decides with `dynamic_sampling.max_pass_rate`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,12 @@ from brorl.algorithms.advantages import OutcomeWeight, outcome_weighted
 from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
 from brorl.cli import main
+from brorl.training.settings import DynamicSamplingSettings
 
 
 def focal(num_rollouts: int, num_correct: int, gamma: float) -> float:
     """Return (1 - c/N)^gamma."""
     return float((1 - num_correct / num_rollouts) ** gamma)
-
-
-def gate(num_rollouts: int, num_correct: int, rate: float) -> float:
-    """Return 1 if c/N <= rate, else 0."""
-    return float(num_correct <= rate * num_rollouts)
 
 
 def spread(num_rollouts: int, num_correct: int, size: float) -> float:
@@ -50,7 +46,7 @@ def spread(num_rollouts: int, num_correct: int, size: float) -> float:
     return num_rollouts**2 * chosen * (size - chosen) / (size**2 * num_correct * num_wrong)
 
 
-FACTORS: dict[str, Callable[[int, int, float], float]] = {"focal": focal, "gate": gate, "spread": spread}
+FACTORS: dict[str, Callable[[int, int, float], float]] = {"focal": focal, "spread": spread}
 
 
 class Visits:
@@ -76,25 +72,17 @@ def use(objective: str) -> None:
         or not value.replace(".", "", 1).isdigit()
         or (name == "solved" and "." in value)
     ):
-        sys.exit(f"the objective must be focal:GAMMA, gate:RATE, spread:SIZE or solved:VISITS, got {objective}")
+        sys.exit(f"the objective must be focal:GAMMA, spread:SIZE or solved:VISITS, got {objective}")
     if name == "solved":
-        _train_only(Visits(int(value)).is_open)
+        keeps, visits = DynamicSamplingSettings.keeps, Visits(int(value))
+        DynamicSamplingSettings.keeps = lambda self, group: keeps(self, group) and visits.is_open(group)
         return
     factor, parameter = FACTORS[name], float(value)
-    if name == "gate":
-        _train_only(lambda group: factor(group.num_verified, group.num_correct, parameter) > 0)
-        return
 
     def weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[FloatArray]:
         return outcome_weighted(groups, lambda n, c: weight(n, c) * factor(n, c, parameter))
 
     advantages.outcome_weighted = weighted
-
-
-def _train_only(wanted: Callable[[Group], bool]) -> None:
-    """Treat other groups like those that are not mixed, which dynamic sampling replaces."""
-    is_mixed = Group.is_mixed.fget
-    Group.is_mixed = property(lambda group: is_mixed(group) and wanted(group))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_a_plan_from_end_to_end() -> None:
     chosen = next(r for r in record["rows"] if r["num_rollouts"] == best["rollouts_per_prompt"])
     assert chosen["budget_seconds"] <= 2.5
     for row in record["rows"]:
-        assert 0 <= row["mixed"]["low"] <= row["mixed"]["value"] <= row["mixed"]["high"] <= 1
+        assert 0 <= row["kept"]["low"] <= row["kept"]["value"] <= row["kept"]["high"] <= 1
         assert row["seconds"]["total"] == pytest.approx(sum(s for n, s in row["seconds"].items() if n != "total"))
     assert all(line in outcome.said for line in best["lines"])
     assert sorted(p.name for p in Path("out/mine").iterdir()) == ["plan.json"]

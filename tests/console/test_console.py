@@ -357,7 +357,7 @@ def test_dropped_rollouts_are_part_of_the_cost(records: list[dict[str, Any]]) ->
     rows = {row[0]: row[1:] for row in cost_table(typed(records)).rows}
     dropped = 100 + 200 + 300
     assert rows["dropped"][0] == str(dropped)
-    assert f"not mixed: {dropped / 2000:.0%}, " in rows["dropped"][1]
+    assert f"not kept: {dropped / 2000:.0%}, " in rows["dropped"][1]
     assert f", {7 * 6} tokens computed" in rows["dropped"][1]
     for record in records[1:]:
         record["sampling"]["samples_dropped"] = 0

@@ -52,7 +52,7 @@ def test_the_fit_recovers_what_drew_the_counts(rng: np.random.Generator, truth: 
     assert fit.never == pytest.approx(truth.never, abs=0.05)
     assert fit.always == pytest.approx(truth.always, abs=0.05)
     for n in (16, 512):
-        assert fit.mixed(n) == pytest.approx(truth.mixed(n), abs=0.03)
+        assert fit.kept(n, n // 2) == pytest.approx(truth.kept(n, n // 2), abs=0.03)
 
 
 def test_no_neighbour_of_the_fit_is_more_likely(rng: np.random.Generator) -> None:
@@ -77,19 +77,22 @@ def test_shares_are_integrals_over_pass_rates(rng: np.random.Generator) -> None:
         rates = PassRates(rng.uniform(0.2, 3), rng.uniform(0.2, 3), never, always)
         for n in (2, 16, 300):
             mixed = integral(rates, lambda p, n=n: 1 - p**n - (1 - p) ** n)
-            assert rates.mixed(n) == pytest.approx(mixed, abs=1e-6)
+            assert rates.kept(n, n - 1) == pytest.approx(mixed, abs=1e-6)
+            most = int(rng.integers(1, n))
+            kept = integral(rates, lambda p, n=n, m=most: float(np.diff(stats.binom(n, p).cdf([0, m]))[0]))
+            assert rates.kept(n, most) == pytest.approx(kept, abs=1e-6)
             assert rates.solved(n) == pytest.approx(integral(rates, lambda p, n=n: 1 - (1 - p) ** n), abs=1e-6)
 
 
 def test_the_published_shares_need_a_spike() -> None:
-    assert PUBLISHED.mixed(16) == pytest.approx(0.41, abs=0.005)
-    assert PUBLISHED.mixed(512) == pytest.approx(0.62, abs=0.005)
+    assert PUBLISHED.kept(16, 15) == pytest.approx(0.41, abs=0.005)
+    assert PUBLISHED.kept(512, 511) == pytest.approx(0.62, abs=0.005)
     found = []
     for logit in np.linspace(-7, 7, 57):
         mean = 1 / (1 + np.exp(-logit))
 
         def fraction(log_size: float, n: int = 16, mean: float = mean) -> float:
-            return PassRates(mean * np.exp(log_size), (1 - mean) * np.exp(log_size)).mixed(n)
+            return PassRates(mean * np.exp(log_size), (1 - mean) * np.exp(log_size)).kept(n, n - 1)
 
         if fraction(-6) < 0.41 < fraction(6):
             found.append(fraction(brentq(lambda s, fraction=fraction: fraction(s) - 0.41, -6, 6), 512))
@@ -101,7 +104,7 @@ def test_the_published_shares_need_a_spike() -> None:
 def test_a_prompts_chance_after_its_pilot_is_bayes(rng: np.random.Generator) -> None:
     rates = PassRates(rng.uniform(0.8, 2), rng.uniform(0.8, 2), 0.25, 0.1)
     correct = np.array([0, 1, 5, 8])
-    chance_P = rates.mixed_after(correct, 8, 40)
+    chance_P = rates.kept_after(correct, 8, 40, 30)
     for place, k in enumerate(correct.tolist()):
         seen = stats.binom(8, [0.0, 1.0]).pmf(k)
 
@@ -109,7 +112,7 @@ def test_a_prompts_chance_after_its_pilot_is_bayes(rng: np.random.Generator) -> 
             return float(stats.binom(8, p).pmf(k))
 
         def both(p: float, likelihood=likelihood) -> float:
-            return likelihood(p) * (1 - p**40 - (1 - p) ** 40)
+            return likelihood(p) * float(np.diff(stats.binom(40, p).cdf([0, 30]))[0])
 
         whole = integral(rates, likelihood)
         assert whole >= rates.never * seen[0]
@@ -121,26 +124,32 @@ def test_the_distribution_of_any_shape_follows_rates_that_no_beta_does(rng: np.r
     rates = np.array([0.04, 0.6])
     correct = rng.binomial(64, rates[rng.integers(0, 2, 20_000)])
     wanted = np.array([16, 64, 128, 1024])
-    mixed, solved = fractions_of_any_shape(correct, 64, wanted)
+    mixed, solved = fractions_of_any_shape(correct, 64, wanted, wanted - 1)
+    kept, _ = fractions_of_any_shape(correct, 64, wanted, wanted // 4)
     np.testing.assert_allclose(solved, [1 - ((1 - rates) ** n).mean() for n in wanted.tolist()], atol=0.02)
     np.testing.assert_allclose(mixed, [1 - ((1 - rates) ** n + rates**n).mean() for n in wanted.tolist()], atol=0.02)
     np.testing.assert_allclose(mixed[1], ((correct > 0) & (correct < 64)).mean(), atol=0.005)
-    assert fit_pass_rates(correct, 64).mixed(128) < 0.98 < mixed[2]
+    np.testing.assert_allclose(
+        kept, [np.diff(stats.binom(n, rates).cdf([[0], [n // 4]]), axis=0).mean() for n in wanted.tolist()], atol=0.02
+    )
+    assert fit_pass_rates(correct, 64).kept(128, 127) < 0.98 < mixed[2]
 
 
 def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
     """A refit with integer weights is the refit of repeated prompts, and near the exact fit (likelihoods are flat)."""
     correct = draw(rng, PassRates(0.5, 1.5, 0.2, 0.05), 60, 32)
     weight = rng.multinomial(60, np.full(60, 1 / 60), 3).astype(float)
-    wanted = np.array([64, 512])
-    mixed, solved = refit_fractions(correct, 32, weight, wanted)
+    wanted, most = np.array([64, 512]), np.array([63, 300])
+    mixed, solved = refit_fractions(correct, 32, weight, wanted, most)
     for row in range(3):
         repeated = np.repeat(correct, weight[row].astype(int))
-        again = refit_fractions(repeated, 32, np.ones((1, 60)), wanted)
+        again = refit_fractions(repeated, 32, np.ones((1, 60)), wanted, most)
         np.testing.assert_allclose(mixed[row], again[0][0], rtol=1e-12)  # products of 3 rows and of 1 round differently
         np.testing.assert_allclose(solved[row], again[1][0], rtol=1e-12)
         fit = fit_pass_rates(repeated, 32)
-        np.testing.assert_allclose(mixed[row], [fit.mixed(int(n)) for n in wanted], atol=0.25)
+        np.testing.assert_allclose(
+            mixed[row], [fit.kept(int(n), int(m)) for n, m in zip(wanted, most, strict=True)], atol=0.25
+        )
         np.testing.assert_allclose(solved[row], [fit.solved(int(n)) for n in wanted], atol=0.25)
 
 

@@ -19,7 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.console.screen import StatusLine
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
-from brorl.planning.pilot import PilotCounts, UnmixedPilotError, generator_of, measure
+from brorl.planning.pilot import NoKeptGroupsError, PilotCounts, generator_of, measure
 from brorl.planning.step_cost import mean_rounds, sample_groups, timing_sizes
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -284,9 +284,16 @@ def test_the_same_seed_gives_the_same_pilot(measured: tuple, tmp_path: Path, mon
 
 def test_a_pilot_without_a_mixed_group_is_rejected(tmp_path: Path) -> None:
     parts = make_parts(small_model(vocab_size=5), reference="9")  # no token of the vocabulary
-    with pytest.raises(UnmixedPilotError, match="all correct: 0, all incorrect: 8") as caught:
+    with pytest.raises(NoKeptGroupsError, match="all correct: 0, all incorrect: 8") as caught:
         measure(parts, 8, 4, np.array([4]), tmp_path, SILENT)
     assert caught.value.exit_code == 1
+
+
+def test_a_pilot_above_the_limit_is_rejected(tmp_path: Path) -> None:
+    """With N = 512, one correct rollout of the pilot's four is already too much."""
+    parts = make_parts(small_model(vocab_size=5), rollouts_per_prompt=512, max_pass_rate=0.01)
+    with pytest.raises(NoKeptGroupsError, match=r"are above dynamic_sampling\.max_pass_rate = 0\.01"):
+        measure(parts, 8, 4, np.array([4]), tmp_path, SILENT)
 
 
 def test_timed_steps_are_no_larger_than_the_pilot() -> None:

@@ -26,6 +26,7 @@ from brorl.planning.pass_rates import PassRates
 from brorl.planning.pilot import PilotCounts, PilotSummary, PlanMeasurements
 from brorl.planning.recommendation import PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_cost import StepCost, StepTiming, Work
+from brorl.training.settings import DynamicSamplingSettings
 
 SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, max_prompts=999)
 
@@ -37,7 +38,7 @@ def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:
     return PlanRow(
         num_rollouts=num_rollouts,
         extrapolated=num_rollouts > 32,
-        mixed=Estimate(fraction, fraction - 0.05, fraction + 0.02),
+        kept=Estimate(fraction, fraction - 0.05, fraction + 0.02),
         solved=Estimate(fraction + 0.01, fraction - 0.04, fraction + 0.03),
         unique_tokens=Estimate(10 * num_rollouts**0.5, 9 * num_rollouts**0.5, 11 * num_rollouts**0.5),
         unique_fraction=1.2 / num_rollouts**0.5,
@@ -103,6 +104,15 @@ def test_tables_fit_into_80_columns() -> None:
     assert re.search(r" 1\.50 +1\.50 \[1\.35, 1\.80\]", lines["16"])  # against the recipe's N = 64, which has the least
 
 
+def test_a_limit_of_the_pass_rate_is_named() -> None:
+    plain = report()
+    counts = replace(plain.measured.counts, dynamic_sampling=DynamicSamplingSettings(max_pass_rate=0.5))
+    limited = replace(plain, measured=replace(plain.measured, counts=counts))
+    note = "with a pass rate of at most 0.5"
+    assert note not in shown(fraction_table(plain))
+    assert note in shown(fraction_table(limited))
+
+
 def numbers(line: str) -> list[str]:
     return re.findall(r"\d+(?:\.\d+)?", line)
 
@@ -132,7 +142,7 @@ def test_each_uncertainty_has_its_numbers() -> None:
     assert numbers(advice_lines(report(p_value=0.3))[3]) == ["8", "0", "32"]  # |G| may be 0 with 8 prompts
     assert numbers(advice_lines(report(tied=[0, 1, 2]))[3]) == ["3", "32"]
     rows = report().plan.rows
-    wide = replace(rows[2], mixed=Estimate(0.7, 0.5, 0.9))
+    wide = replace(rows[2], kept=Estimate(0.7, 0.5, 0.9))
     assert numbers(advice_lines(report(rows=[*rows[:2], wide, rows[3]]))[3]) == ["256", "0.70", "0.50", "0.90", "32"]
 
 

@@ -1,17 +1,18 @@
 """Plans: averages by loops, intervals that cover, what fits in a budget, recommendations known in advance."""
 
 from dataclasses import replace
+from math import comb
 
 import numpy as np
 import pytest
 
-from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.planning import recommendation
 from brorl.planning.gradient_noise import GradientProducts
 from brorl.planning.pass_rates import PassRates, fit_pass_rates, fit_without_spikes, fractions_of_any_shape
 from brorl.planning.pilot import PilotCounts, expected_counts, fraction_estimates
 from brorl.planning.recommendation import StepSettings, _Steps, least_noise, make_plan, prompts_that_fit
 from brorl.planning.step_cost import StepCost, mean_rounds
+from brorl.training.settings import DynamicSamplingSettings
 
 WANTED = np.array([4, 16, 64, 256])
 N = 16
@@ -65,8 +66,10 @@ def cost(fixed: float = 0.0, per_node: float = 1e-3, per_sampled: float = 0.0, e
     return StepCost(costs, dict.fromkeys(costs, 1.0), error)
 
 
-def test_averages_by_loops(rng: np.random.Generator) -> None:
-    counts = pilot(rng)
+@pytest.mark.parametrize("max_pass_rate", [1.0, 0.5])
+def test_averages_by_loops(rng: np.random.Generator, max_pass_rate: float) -> None:
+    rule = DynamicSamplingSettings(max_pass_rate=max_pass_rate)
+    counts = replace(pilot(rng), dynamic_sampling=rule)
     counts = replace(counts, trained_PJ=counts.nodes_PJ * rng.uniform(0.2, 1, counts.nodes_PJ.shape))
     fit = fit_pass_rates(counts.correct_P, N)
     weight = rng.multinomial(40, np.full(40, 1 / 40), 3).astype(float)
@@ -74,11 +77,13 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
     for found, weights in ((point, np.ones((1, 40))), (drawn, weight)):
         for b, w in enumerate(weights):
             for j, n in enumerate(WANTED.tolist()):
-                chance = (
-                    pass_at_k(counts.correct_P, N, n) - worst_at_k(counts.correct_P, N, n)
+                most = min(n - 1, n if max_pass_rate == 1 else n // 2)
+                chance = [
+                    sum(comb(c, k) * comb(N - c, n - k) for k in range(1, most + 1)) / comb(N, n)
                     if n <= N
-                    else np.array([fit.mixed_after(counts.correct_P[p : p + 1], N, n)[0] for p in range(40)])
-                )
+                    else fit.kept_after(np.array([c]), N, n, most)[0]
+                    for c in counts.correct_P.tolist()
+                ]
                 kept = sum(w[p] * chance[p] for p in range(40))
                 trained = sum(w[p] * chance[p] * counts.trained_PJ[p, j] for p in range(40)) / kept
                 assert found.trained[b, j] == pytest.approx(trained)
@@ -86,10 +91,11 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
                 assert found.responses[b, j] == pytest.approx(sum(w * counts.responses_PJ[:, j]) / 40)
                 assert found.tokens[b, j] == pytest.approx(n * sum(w * counts.length_P) / 40)
                 if n <= N:
-                    assert found.mixed[b, j] == pytest.approx(kept / 40)
+                    assert found.kept[b, j] == pytest.approx(kept / 40)
     some = counts.correct_P > 0
+    kept_P = some & (counts.correct_P < N) & (counts.correct_P <= max_pass_rate * N)
     for found, measured, fraction in (
-        (point.mixed, some & (counts.correct_P < N), fit.mixed),
+        (point.kept, kept_P, lambda n: fit.kept(n, min(n - 1, int(max_pass_rate * n)))),
         (point.solved, some, fit.solved),
     ):
         rest = 1 - measured.mean()  # of which the fit leaves a part at 256
@@ -105,12 +111,12 @@ def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
         pilot(rng, 16), correct_P=correct, wanted_J=wanted, nodes_PJ=empty, responses_PJ=empty, trained_PJ=empty
     )
     fit = fit_pass_rates(correct, N)
-    assert fit.mixed(17) < ((correct > 0) & (correct < N)).mean() - 0.03
+    assert fit.kept(17, 16) < ((correct > 0) & (correct < N)).mean() - 0.03
     weight = rng.multinomial(16, np.full(16, 1 / 16), 20).astype(float)
     for expected in (expected_counts(counts, fit), expected_counts(counts, fit, weight)):
-        assert (np.diff(expected.mixed) >= -1e-12).all()
+        assert (np.diff(expected.kept) >= -1e-12).all()
         assert (np.diff(expected.solved) >= -1e-12).all()
-        assert expected.mixed.max() <= 1
+        assert expected.kept.max() <= 1
 
 
 @pytest.mark.slow
@@ -129,7 +135,9 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
         weight = rng.multinomial(48, np.full(48, 1 / 48), 60).astype(float)
         fit = fit_pass_rates(counts.correct_P, N)
         estimates = fraction_estimates(counts, expected_counts(counts, fit), expected_counts(counts, fit, weight))
-        for row, (estimate, fraction) in enumerate(zip(estimates, (truth.mixed, truth.solved), strict=True)):
+        for row, (estimate, fraction) in enumerate(
+            zip(estimates, (lambda n: truth.kept(n, n - 1), truth.solved), strict=True)
+        ):
             covered[row] += [e.low <= fraction(int(n)) <= e.high for e, n in zip(estimate, WANTED, strict=True)]
     assert (covered >= 0.5 * repeats).all(), covered
 
@@ -138,10 +146,10 @@ def test_beyond_the_pilot_intervals_hold_every_reading(rng: np.random.Generator)
     counts = replace(pilot(rng), correct_P=np.array([0] * 15 + [1, 2, 3, 5, 8] * 5))
     fit = fit_pass_rates(counts.correct_P, N)
     mixed, _ = fraction_estimates(counts, expected_counts(counts, fit), expected_counts(counts, fit, np.ones((2, 40))))
-    readings = fractions_of_any_shape(counts.correct_P, N, WANTED)[0]
+    readings = fractions_of_any_shape(counts.correct_P, N, WANTED, WANTED - 1)[0]
     assert mixed[3].low <= readings[3] <= mixed[3].high
     assert mixed[3].low <= 25 / 40  # prompts without a success never have one
-    assert mixed[3].high >= fit_without_spikes(counts.correct_P, N).mixed(256)  # all have one some day
+    assert mixed[3].high >= fit_without_spikes(counts.correct_P, N).kept(256, 255)  # all have one some day
     assert mixed[1].low > 0.5
     assert mixed[1].high < 0.7  # at n itself the data decide
 
@@ -222,7 +230,7 @@ def test_a_row_by_its_formulas(rng: np.random.Generator) -> None:
     assert plan.recipe == 1
     moments = plan.moments
     for row in plan.rows:
-        fraction = row.mixed.value
+        fraction = row.kept.value
         groups = 8 / fraction
         generation = 0.01 * mean_rounds(round(fraction, 3), 8) + groups * row.unique_tokens.value * 1e-3
         generation += groups * row.num_rollouts * counts.length_P.mean() * 1e-5

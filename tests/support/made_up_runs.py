@@ -99,7 +99,7 @@ def step_record(rng: np.random.Generator, step: int, stored: Sequence[Group]) ->
     record = {
         "step": step,
         "sampling": made["sampling"] | dropped_record(stored),
-        "kept": {"groups": batch.num_mixed, "carried": 0, "samples": 7},
+        "kept": {"groups": batch.num_kept, "carried": 0, "samples": 7},
         "update": {name: float(rng.random()) for name in names} | {"out_of_memory_retries": 0, "nodes_per_pass": 9},
         "coverage": made["coverage"],
         "seconds": {**seconds, "total": sum(seconds.values()) + 0.01},

@@ -16,6 +16,7 @@ from test_gradient_coefficient import gradient_coefficient, rates
 from brorl.algorithms.advantages import OutcomeWeight, maxrl_weight, outcome_weighted, rloo_weight
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
+from brorl.training.settings import DynamicSamplingSettings
 from brorl.tree import RolloutTree
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plateau"
@@ -27,8 +28,13 @@ def objectives(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     module = importlib.import_module("objectives")
     monkeypatch.setattr(module.advantages, "outcome_weighted", outcome_weighted)
-    monkeypatch.setattr(Group, "is_mixed", Group.is_mixed)
+    monkeypatch.setattr(DynamicSamplingSettings, "keeps", DynamicSamplingSettings.keeps)
     return module
+
+
+def gate(num_rollouts: int, num_correct: int, rate: float) -> float:
+    """The factor of `dynamic_sampling.max_pass_rate` on a mixed group."""
+    return float(num_correct <= DynamicSamplingSettings(max_pass_rate=rate).max_correct(num_rollouts))
 
 
 def coefficient(weight: OutcomeWeight, num_rollouts: int, rate_G: np.ndarray) -> np.ndarray:
@@ -49,16 +55,14 @@ def test_focal_weights_are_pass_at_2_and_3_up_to_terms_of_order_1_over_n(
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.5])
-def test_a_gate_maximizes_the_smaller_of_the_pass_rate_and_the_gates(
-    rate: float, objectives: Any, rng: np.random.Generator
-) -> None:
+def test_a_gate_maximizes_the_smaller_of_the_pass_rate_and_the_gates(rate: float, rng: np.random.Generator) -> None:
     """The weight falls from 1 to 0 around the gate, within a few standard deviations of c/N."""
     below, above = rate - rng.uniform(0, rate, 9), rate + rng.uniform(0, 1 - rate, 9)
     for num_rollouts in (16, 512):
         far = 6 / np.sqrt(num_rollouts)
 
         def weight(n: int, c: int) -> float:
-            return rloo_weight(n, c) * objectives.gate(n, c, rate)
+            return rloo_weight(n, c) * gate(n, c, rate)
 
         assert np.all(coefficient(weight, num_rollouts, below[below < rate - far]) > 1 - 1e-9)
         assert np.all(coefficient(weight, num_rollouts, above[above > rate + far]) < 1e-9)
@@ -101,7 +105,7 @@ def test_the_table_of_the_documentation_is_computed(objectives: Any) -> None:
     table = page.partition("| factor with `rloo` | N |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (\w+)(?:, \w+ = ([\d/]+))? \| (\d+) \|((?: \.\d+ \|){7})$", table, re.MULTILINE)
     assert len(rows) == 8
-    names = {"focal": objectives.focal, "gate": objectives.gate, "subset": objectives.spread, "none": lambda *_: 1.0}
+    names = {"focal": objectives.focal, "gate": gate, "subset": objectives.spread, "none": lambda *_: 1.0}
     rate_G = np.array([0.002, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95])
     for name, parameter, num_rollouts, cells in rows:
         factor, value = names[name], float(Fraction(parameter or 0))
@@ -112,7 +116,7 @@ def test_the_table_of_the_documentation_is_computed(objectives: Any) -> None:
         got = gradient_coefficient(np.array(weight_C), rate_G)
         printed = [float(cell) for cell in cells.split("|")[:-1]]
         assert printed == pytest.approx((got * rate_G * (1 - rate_G)).tolist(), abs=5.1e-4)
-    at_gate = coefficient(lambda n, c: rloo_weight(n, c) * objectives.gate(n, c, 0.5), 16, np.array([0.5, 0.6]))
+    at_gate = coefficient(lambda n, c: rloo_weight(n, c) * gate(n, c, 0.5), 16, np.array([0.5, 0.6]))
     percents = re.search(r"pass rate \.5 has (\d+)% of its weight, and one of \.6 still has (\d+)%", page)
     assert percents is not None
     assert [int(percent) / 100 for percent in percents.groups()] == pytest.approx(at_gate.tolist(), abs=0.0051)
@@ -132,12 +136,22 @@ def test_the_objectives_change_what_is_trained(objectives: Any) -> None:
         SimpleNamespace(estimator="maxrl", order=1, batch_scale=False, normalize_over="trajectories")
     )([group(2)])
     np.testing.assert_allclose(advantage_L, maxrl_weight(8, 2, 1) * 0.75**2 * np.array([0.75, -0.25]))
-    objectives.use("gate:0.25")
-    assert [group(c).is_mixed for c in (0, 1, 2, 3, 8)] == [False, True, True, False, False]
+
+
+def test_a_gate_is_inclusive_and_survives_rounding() -> None:
+    """Against fractions: 0.29 * 100 is below 29 in floating point."""
+    for rate, num_rollouts in ((0.25, 8), (0.29, 100), (0.7, 10), (0.5, 512), (0.3, 7), (1.0, 16)):
+        rule = DynamicSamplingSettings(max_pass_rate=rate)
+        expected = [
+            0 < c < num_rollouts and Fraction(c, num_rollouts) <= Fraction(str(rate)) for c in range(num_rollouts + 1)
+        ]
+        assert [rule.keeps(group(c, num_rollouts)) for c in range(num_rollouts + 1)] == expected
+    assert DynamicSamplingSettings(enabled=False).keeps(group(8))
 
 
 def test_a_prompt_is_open_until_it_was_solved_in_all_of_its_last_visits(objectives: Any) -> None:
     objectives.use("solved:2")
+    rule = DynamicSamplingSettings()
     visits = [
         (1, 7, True),
         (2, 6, True),
@@ -149,6 +163,6 @@ def test_a_prompt_is_open_until_it_was_solved_in_all_of_its_last_visits(objectiv
         (7, 7, False),
     ]
     for version, num_correct, is_open in visits:
-        assert group(num_correct, version=version).is_mixed is is_open
-    assert group(7, version=8, name="other").is_mixed
-    assert not group(8, version=9, name="other").is_mixed
+        assert rule.keeps(group(num_correct, version=version)) is is_open
+    assert rule.keeps(group(7, version=8, name="other"))
+    assert not rule.keeps(group(8, version=9, name="other"))

@@ -233,7 +233,7 @@ def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
     collector.publish([], 0)
     with pytest.raises(NoGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
         collector.next_batch(1)
-    assert caught.value.batch.num_mixed == 1
+    assert caught.value.batch.num_kept == 1
     assert 1 + 2 * 3 <= len(caught.value.batch.verified) <= 1 + 3 * 3
     (kept,) = collector.state().carried
     assert kept.is_mixed

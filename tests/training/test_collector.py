@@ -69,7 +69,14 @@ def prompts(num_prompts: int) -> list[Prompt]:
     return [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "scripted") for i in range(num_prompts)]
 
 
-def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True, max_tries: int = 3) -> SyncCollector:
+def collector(
+    engine: ScriptedEngine,
+    *,
+    per_step: int = 4,
+    dynamic: bool = True,
+    max_tries: int = 3,
+    max_pass_rate: float = 1.0,
+) -> SyncCollector:
     return SyncCollector(
         engine=engine,
         stream=PromptStream(prompts(10), seed=0),
@@ -80,6 +87,7 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
             max_new_tokens=3,
             enabled=dynamic,
             max_tries=max_tries,
+            max_pass_rate=max_pass_rate,
         ),
     )
 
@@ -115,14 +123,15 @@ def test_every_round_reports_the_groups_and_the_cut_rollouts_of_the_step_so_far(
             assert report == Round(step, number, before + correct.count(3), 4, cut)
 
 
-@pytest.mark.parametrize("per_step", [1, 2, 5])
-def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> None:
-    """Over many steps, with the surplus of each carried to the next."""
+@pytest.mark.parametrize(("per_step", "max_pass_rate", "most"), [(1, 1.0, 5), (2, 0.5, 3), (5, 1.0, 5), (5, 0.4, 2)])
+def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int, max_pass_rate: float, most: int) -> None:
+    """Over many steps, with the surplus of each carried to the next; without the groups that are solved too often."""
     chance = np.random.default_rng(per_step)
-    script = chance.choice([0, 0, 0, 2, 3, NUM_ROLLOUTS], 2000)
+    script = chance.choice([0, 0, 0, 2, 3, 4, 5, NUM_ROLLOUTS], 3000)
     engine = ScriptedEngine(script.tolist())
-    source = collector(engine, per_step=per_step, max_tries=100)
+    source = collector(engine, per_step=per_step, max_tries=100, max_pass_rate=max_pass_rate)
     carried, trained, ever_carried = [], [], 0
+    dropped = 0
     for step in range(1, 31):
         before = list(carried)
         groups, carried, batch = collect(source, step)
@@ -131,7 +140,9 @@ def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> Non
         trained += groups
         ever_carried += len(carried)
         assert sum(g.tree.num_rollouts for g in batch.verified) == batch.summary().samples
-    expected = [tree for tree, correct in engine.trees if 0 < correct < NUM_ROLLOUTS]
+        dropped += batch.summary().samples_dropped
+    expected = [tree for tree, correct in engine.trees if 0 < correct <= most]
+    assert dropped == NUM_ROLLOUTS * (len(engine.trees) - len(expected))
     seen = [g.tree for g in trained + carried]
     assert len(seen) == len(expected)
     assert all(a is b for a, b in zip(seen, expected, strict=True))
@@ -167,6 +178,22 @@ def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() 
     assert caught.value.batch.rounds == len(engine.calls)
     assert len(engine.calls) == 1 + 3
     assert "rollouts_per_prompt" in str(caught.value)
+
+
+def test_rounds_are_sized_by_the_groups_that_are_kept() -> None:
+    """Half of the mixed groups are above the limit, so that a round needs twice as many prompts."""
+    engine = ScriptedEngine([1, 5] * 2000)
+    source = collector(engine, per_step=60, max_pass_rate=0.5)
+    for step in range(1, 8):
+        collect(source, step)
+    assert len(engine.calls) <= 10
+    assert 110 < engine.calls[-1][0] < 180
+
+
+def test_groups_above_the_limit_end_the_run_with_its_name() -> None:
+    engine = ScriptedEngine([4, 5, 6, 0] * 100)
+    with pytest.raises(NoGroupsError, match=r"2 of 4 groups were mixed .*max_pass_rate = 0\.5; raise"):
+        collect(collector(engine, max_pass_rate=0.5), 1)
 
 
 WRONG_VERDICT = Verdict(False, 0.0, "7", "wrong", 0.0)

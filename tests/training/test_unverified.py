@@ -240,7 +240,7 @@ def check_against_draws(batch: Batch, engine: CoinEngine, lost: set[int]) -> Non
     assert summary.groups_all_correct == sum(all(n % 2 for n, _ in rs) for rs in alive.values())
     assert summary.accuracy == summary.reward == pytest.approx(sum(odd) / max(len(odd), 1))
     dropped = [rs for p, rs in alive.items() if p not in mixed]
-    gone = () if batch.keeps_all else dropped
+    gone = dropped if batch.dynamic_sampling.enabled else ()
     assert summary.samples_dropped == sum(map(len, gone))
     assert summary.sampled_tokens_dropped == 2 * sum(map(len, gone))
     assert summary.unique_tokens_dropped == sum(2 * len(set(rs)) for rs in gone)

@@ -272,12 +272,14 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     )
     if forecast.is_stopped:
         lines[-1] += f", because larger steps would exceed the time limit ({option('timing-seconds')})"
+    rate = config.dynamic_sampling.max_pass_rate
+    limit = f" with a pass rate of at most {rate:g}" if rate < 1 else ""
     if forecast.kept_fraction is not None:
-        lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
+        lines[-1] += f"; the expected fraction of mixed groups{limit} is {forecast.kept_fraction:.0%}"
     elif config.dynamic_sampling.enabled and not forecast.truncation_rate:
         lines.append(
-            "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
-            "step keeps resampling, takes longer than predicted, and learns nothing; try easier questions, a "
+            f"warning: none of the measured groups is mixed (correct and incorrect rollouts){limit}; without mixed "
+            "groups a step keeps resampling, takes longer than predicted, and learns nothing; try easier questions, a "
             "prompt.template that the model follows, a lower sampling.temperature, or more rollouts"
         )
     if forecast.truncation_rate:

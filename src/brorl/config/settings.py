@@ -301,6 +301,17 @@ def _phase_conflicts(config: TrainConfig) -> Iterator[str]:
 
 def _group_conflicts(config: TrainConfig) -> Iterator[str]:
     num_rollouts = config.rollouts_per_prompt
+    rule = config.dynamic_sampling
+    if rule.max_pass_rate < 1 and not rule.enabled:
+        yield (
+            f"dynamic_sampling.max_pass_rate = {rule.max_pass_rate:g} needs dynamic_sampling.enabled, which is false; "
+            "set it to true, or remove dynamic_sampling.max_pass_rate"
+        )
+    if not rule.max_correct(num_rollouts):
+        yield (
+            f"dynamic_sampling.max_pass_rate = {rule.max_pass_rate:g} keeps no group, because one correct rollout in "
+            f"rollouts_per_prompt = {num_rollouts} is a larger fraction; raise one of them"
+        )
     for advantage in config.advantages:
         if advantage.estimator == "pass_at_k" and advantage.k >= num_rollouts:
             yield (

@@ -131,7 +131,7 @@ def cost_table(records: Sequence[StepRecord]) -> Table:
     if dropped := sum(step.samples_dropped for step in steps):
         tokens = sum(step.unique_tokens_dropped for step in steps)
         share = f"{dropped / cost.samples:.0%}, {tokens:,} tokens computed"
-        rows.append(("dropped", f"{dropped:,}", f"rollouts of groups that were not mixed: {share}"))
+        rows.append(("dropped", f"{dropped:,}", f"rollouts of groups that were not kept: {share}"))
     timeouts = sum(step.verifier_timeouts for step in steps)
     failures = sum(step.verifier_failures for step in steps)
     if timeouts or failures:

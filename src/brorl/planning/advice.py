@@ -59,7 +59,7 @@ class PlanResult(Result):
         `seconds_per_step`, the budget is the time of a step with the recipe's settings.
 
         Raises:
-            UnmixedPilotError: If no group of the pilot is mixed.
+            NoKeptGroupsError: If no group of the pilot is mixed and kept.
         """
         fewest = max((a.k + 1 for a in config.advantages if a.estimator == "pass_at_k"), default=2)
         compared = np.array(sorted({*(n for n in rollouts if n >= fewest), config.rollouts_per_prompt}))
@@ -100,10 +100,11 @@ def fraction_table(result: PlanResult) -> Table:
     columns = ("N", "mixed groups", "solved prompts", "unique tokens", "of sampled", "seconds")
     rows = []
     for row in result.plan.rows:
-        fractions = interval(row.mixed, 2), interval(row.solved, 2)
+        fractions = interval(row.kept, 2), interval(row.solved, 2)
         tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"
         rows.append((_number(row), *fractions, *tokens, plain(row.seconds["total"])))
-    notes = *_beyond_pilot(result), f"seconds: for a step with {result.settings.prompts_per_step} prompts"
+    seconds = f"seconds: for a step with {result.settings.prompts_per_step} prompts"
+    notes = *_beyond_pilot(result), *_limited(result), seconds
     return Table("N rollouts per prompt", columns, tuple(rows), notes, words=frozenset())
 
 
@@ -112,6 +113,12 @@ def _beyond_pilot(result: PlanResult) -> tuple[str, ...]:
     pilot = result.measured.summary.num_rollouts
     note = f"* beyond the pilot's {pilot} rollouts: predicted from a fit"
     return (note,) if any(row.extrapolated for row in result.plan.rows) else ()
+
+
+def _limited(result: PlanResult) -> tuple[str, ...]:
+    """Return the note on mixed groups that are not kept, if the recipe limits their pass rate."""
+    rate = result.measured.counts.dynamic_sampling.max_pass_rate
+    return (f"mixed groups: with a pass rate of at most {rate:g} (dynamic_sampling.max_pass_rate)",) if rate < 1 else ()
 
 
 def budget_table(result: PlanResult) -> Table:
@@ -208,8 +215,8 @@ def _limits(result: PlanResult, chosen: PlanRow) -> str:
         )
     if len(plan.tied) >= 3:
         reasons.append(f"{len(plan.tied)} numbers of rollouts are tied")
-    if chosen.mixed.high - chosen.mixed.low > 0.2:
-        reasons.append(f"the fraction of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.mixed, 2)}")
+    if chosen.kept.high - chosen.kept.low > 0.2:
+        reasons.append(f"the fraction of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.kept, 2)}")
     if reasons:
         return f"Uncertain: {'; '.join(reasons)}. {more} reduces the uncertainty."
     return f"Intervals are 95% over {summary.num_prompts} prompts; {more} would roughly halve them."

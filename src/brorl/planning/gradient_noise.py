@@ -122,7 +122,7 @@ def gradient_products(
     first, second = np.zeros((2, len(groups), length))
     model.train()
     for row, group in enumerate(groups):
-        if parts.config.dynamic_sampling.enabled and not group.is_mixed:
+        if not parts.config.dynamic_sampling.keeps(group):
             continue
         parts.observe(Stage("measuring", f"the gradient of prompt {row + 1} of {len(groups)}"))
         count_L = generator.multivariate_hypergeometric(group.tree.leaf_count, half, method="marginals")

@@ -1,4 +1,7 @@
-"""Pass rates of prompts from a pilot, and the fraction of mixed groups at a different N.
+"""Pass rates of prompts from a pilot, and the fraction of groups that are kept at a different N.
+
+A group is kept if 1 to m of its rollouts are correct: N - 1 keeps all mixed groups, `dynamic_sampling.max_pass_rate`
+fewer.
 
 Up to the pilot's n rollouts, the fractions come straight from the counts and are unbiased. Beyond n, they come from a
 fit: pass rates follow a Beta(a, b), with spikes at exactly 0 and exactly 1. Counts among n rollouts cannot distinguish
@@ -49,22 +52,24 @@ class PassRates:
         """Fraction of prompts whose pass rate follows the Beta."""
         return max(0.0, 1.0 - self.never - self.always)
 
-    def mixed(self, num_rollouts: int) -> float:
-        """Return the chance that a group of N rollouts is mixed (some correct, some not)."""
-        return float(_mixed(self.a, self.b, self.between, num_rollouts))
+    def kept(self, num_rollouts: int, max_correct: int) -> float:
+        """Return the chance that 1 to m of N rollouts are correct, m < N."""
+        return float(_kept(np.array([self.a]), np.array([self.b]), self.between, num_rollouts, max_correct)[0])
 
     def solved(self, num_rollouts: int) -> float:
         """Return the chance that at least one of N rollouts is correct."""
         return float(_solved(self.a, self.b, self.never, self.between, num_rollouts))
 
-    def mixed_after(self, correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-        """Return each prompt's chance that N new rollouts are mixed, given its n pilot rollouts, shape [P]."""
+    def kept_after(self, correct_P: IntArray, pilot_rollouts: int, num_rollouts: int, max_correct: int) -> FloatArray:
+        """Return each prompt's chance that 1 to m of N new rollouts are correct, given its n pilot rollouts: [P]."""
         from_beta_P = np.ones(correct_P.shape)
         log_K = _log_beta_binomial(np.array([self.a]), np.array([self.b]), pilot_rollouts)[0]
         for outcome, spike in ((0, self.never), (pilot_rollouts, self.always)):
             beta = self.between * np.exp(log_K[outcome])
             from_beta_P[correct_P == outcome] = beta / (beta + spike) if beta + spike > 0 else 0.0
-        return _mixed(self.a + correct_P, self.b + pilot_rollouts - correct_P, from_beta_P, num_rollouts)
+        a_P = self.a + correct_P.astype(np.float64)
+        b_P = self.b + pilot_rollouts - correct_P.astype(np.float64)
+        return _kept(a_P, b_P, from_beta_P, num_rollouts, max_correct)
 
 
 def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
@@ -93,12 +98,14 @@ def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
     return _most_likely(num_rollouts, lambda log_GK: [log_GK @ histogram_K, np.zeros((len(log_GK), 2))])
 
 
-def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
+def fractions_of_any_shape(
+    correct_P: IntArray, num_rollouts: int, wanted: IntArray, max_correct: IntArray
+) -> tuple[FloatArray, FloatArray]:
     """Predict fractions from the most likely distribution of any shape: weights on a grid of pass rates from 0 to 1.
 
     A Beta predicts too few mixed groups if low pass rates are still well above 0; this distribution does not. Its
-    predictions far beyond n depend on a few prompts. Returns the fractions of mixed groups and of prompts with a
-    success for J numbers of rollouts, each with shape [J].
+    predictions far beyond n depend on a few prompts. Returns the fractions of groups that are kept and of prompts with
+    a success for J numbers of rollouts, each with shape [J].
 
     Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); fitted by EM.
     """
@@ -108,26 +115,28 @@ def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntAr
     weight_G = np.full(rate_G.size, 1 / rate_G.size)
     for _ in range(_EM_ROUNDS):
         weight_G *= chance_GK @ (fraction_K / np.maximum(weight_G @ chance_GK, np.finfo(np.float64).tiny))
-    none_GJ, all_GJ = (1 - rate_G[:, None]) ** wanted, rate_G[:, None] ** wanted
-    return weight_G @ (1 - none_GJ - all_GJ), weight_G @ (1 - none_GJ)
+    above_GJ, solved_GJ = (binom(wanted, rate_G[:, None]).sf(least) for least in (max_correct, 0))
+    return weight_G @ (solved_GJ - above_GJ), weight_G @ solved_GJ
 
 
 def refit_fractions(
-    correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray
+    correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray, max_correct: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Refit to B reweighted sets of prompts, on the initial grid only, and predict fractions from each fit.
 
-    Returns the fractions of mixed groups and of prompts with a success for J numbers of rollouts, each with shape
-    [B, J].
+    Returns the fractions of groups that are kept and of prompts with a success for J numbers of rollouts, each with
+    shape [B, J].
     """
     histogram_BK = np.array([np.bincount(correct_P, weight_P, num_rollouts + 1) for weight_P in weight_BP], np.float64)
     a_G, b_G, log_GK = _grid(num_rollouts, _LOGIT_MEANS, _LOG_SIZES)
     value_GB, spikes_GB2 = _profile(log_GK, histogram_BK)
     best_B = value_GB.argmax(0)
     never_B1, always_B1 = spikes_GB2[best_B, np.arange(best_B.size)].T[..., None]
-    a_B1, b_B1 = a_G[best_B, None], b_G[best_B, None]
+    a_B, b_B = a_G[best_B], b_G[best_B]
     between_B1 = 1.0 - never_B1 - always_B1
-    return _mixed(a_B1, b_B1, between_B1, wanted), _solved(a_B1, b_B1, never_B1, between_B1, wanted)
+    sizes = zip(wanted.tolist(), max_correct.tolist(), strict=True)
+    kept_BJ = np.stack([_kept(a_B, b_B, between_B1[:, 0], *size) for size in sizes], axis=1)
+    return kept_BJ, _solved(a_B[:, None], b_B[:, None], never_B1, between_B1, wanted)
 
 
 def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
@@ -164,9 +173,9 @@ def _grid(num_rollouts: int, means: FloatArray, sizes: FloatArray) -> tuple[Floa
     return a_G, b_G, _log_beta_binomial(a_G, b_G, num_rollouts)
 
 
-def _log_beta_binomial(a_G: FloatArray, b_G: FloatArray, num_rollouts: int) -> FloatArray:
-    """Return the log-probability of 0 .. n correct rollouts under each of G Betas, shape [G, n + 1]."""
-    k = np.arange(num_rollouts + 1)
+def _log_beta_binomial(a_G: FloatArray, b_G: FloatArray, num_rollouts: int, least: int = 0) -> FloatArray:
+    """Return the log-probability of `least` .. n correct rollouts under each of G Betas, shape [G, n - least + 1]."""
+    k = np.arange(least, num_rollouts + 1)
     log_choose = gammaln(num_rollouts + 1) - gammaln(k + 1) - gammaln(num_rollouts - k + 1)
     above = betaln(a_G[:, None] + k, b_G[:, None] + num_rollouts - k)
     log_GK: FloatArray = log_choose + above - betaln(a_G, b_G)[:, None]
@@ -212,12 +221,12 @@ def _log(x: FloatArray) -> FloatArray:
     return np.log(safe)
 
 
-def _mixed(a: Numbers, b: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
-    """Return the chance of a mixed group if pass rates are Beta(a, b) with this weight, else 0 or 1. Broadcasts."""
-    all_correct = np.exp(betaln(a + num_rollouts, b) - betaln(a, b))
-    none_correct = np.exp(betaln(a, b + num_rollouts) - betaln(a, b))
-    chance: FloatArray = np.maximum(weight * (1.0 - all_correct - none_correct), 0.0)
-    return chance
+def _kept(a_G: FloatArray, b_G: FloatArray, weight: Numbers, num_rollouts: int, max_correct: int) -> FloatArray:
+    """Return the chance of 1 to m correct if pass rates are Beta(a, b) with this weight, else 0 or 1, shape [G]."""
+    above_G = np.exp(_log_beta_binomial(a_G, b_G, num_rollouts, max_correct + 1)).sum(1)
+    none_G = np.exp(betaln(a_G, b_G + num_rollouts) - betaln(a_G, b_G))
+    chance_G: FloatArray = np.maximum(weight * (1.0 - above_G - none_G), 0.0)
+    return chance_G
 
 
 def _solved(a: Numbers, b: Numbers, never: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:

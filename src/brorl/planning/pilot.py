@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import hypergeom
 
 from brorl.activity import Stage
 from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import choose_responses
-from brorl.arrays import FloatArray, IntArray
+from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.errors import UserError, option
-from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import GradientProducts, gradient_products
 from brorl.planning.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
@@ -28,6 +29,7 @@ from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, sample_gro
 from brorl.seeds import seed_sequence
 from brorl.training.coverage import growth_ratios, tree_growth
 from brorl.training.local_parts import LocalParts
+from brorl.training.settings import DynamicSamplingSettings
 from brorl.tree import truncation_rate
 
 _SEED_TAG = 0x9140  # the pilot and training draw different random numbers
@@ -81,6 +83,18 @@ class PilotCounts:
     responses_PJ: FloatArray  # expected distinct responses, shape [P, J]
     trained_PJ: FloatArray  # nodes in the loss if the group is kept, shape [P, J]
     products: GradientProducts  # inner products of the prompts' gradients
+    # decides which groups are kept
+    dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
+
+    @property
+    def max_correct_J(self) -> IntArray:
+        """The largest number of correct rollouts in a group that is kept, at each number of rollouts, shape [J]."""
+        return np.array([self.dynamic_sampling.max_correct(wanted) for wanted in self.wanted_J.tolist()])
+
+    @property
+    def kept_P(self) -> BoolArray:
+        """Whether each group of the pilot is kept, shape [P]."""
+        return (self.correct_P > 0) & (self.correct_P <= self.dynamic_sampling.max_correct(self.num_rollouts))
 
     @classmethod
     def of(
@@ -104,6 +118,7 @@ class PilotCounts:
             responses_PJ=responses_PJ,
             trained_PJ=np.stack(trained),
             products=products,
+            dynamic_sampling=parts.config.dynamic_sampling,
         )
 
 
@@ -111,7 +126,7 @@ class PilotCounts:
 class ExpectedCounts:
     """Means over prompts at J values of N, each with shape [B, J]. B is 1 for equal weights, else one per replicate."""
 
-    mixed: FloatArray  # fraction of mixed groups
+    kept: FloatArray  # fraction of groups that are kept; without a `max_pass_rate`, the fraction of mixed groups
     solved: FloatArray  # fraction of prompts with a success
     nodes: FloatArray  # tree nodes of a sampled group
     responses: FloatArray  # distinct responses of a sampled group
@@ -129,32 +144,34 @@ def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray |
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
     share_BP = weight / weight.sum(1, keepdims=True)
     kept_PJ, solved_PJ = np.empty((2, correct_P.size, wanted_J.size))
-    for j, wanted in enumerate(wanted_J.tolist()):
+    max_correct_J = counts.max_correct_J
+    for j, (wanted, max_correct) in enumerate(zip(wanted_J.tolist(), max_correct_J.tolist(), strict=True)):
         if wanted <= n:
             solved_PJ[:, j] = pass_at_k(correct_P, n, wanted)
-            kept_PJ[:, j] = solved_PJ[:, j] - worst_at_k(correct_P, n, wanted)
+            kept_PJ[:, j] = solved_PJ[:, j] - hypergeom(n, correct_P, wanted).sf(max_correct)
         else:
             solved_PJ[:, j] = np.nan
-            kept_PJ[:, j] = fit.mixed_after(correct_P, n, wanted)
-    kept_BJ = share_BP @ kept_PJ
-    mixed_BJ, solved_BJ = kept_BJ.copy(), share_BP @ solved_PJ
+            kept_PJ[:, j] = fit.kept_after(correct_P, n, wanted, max_correct)
+    chance_BJ = share_BP @ kept_PJ  # the mean chance of the pilot's prompts
+    kept_BJ, solved_BJ = chance_BJ.copy(), share_BP @ solved_PJ
     beyond = wanted_J > n
     if beyond.any():
         from_n = np.array([n, *wanted_J[beyond]])
+        max_correct = np.array([counts.dynamic_sampling.max_correct(n), *max_correct_J[beyond]])
         if weight_BP is None:
-            mixed = np.array([[fit.mixed(num_rollouts) for num_rollouts in from_n.tolist()]])
+            kept = np.array([[fit.kept(*size) for size in zip(from_n.tolist(), max_correct.tolist(), strict=True)]])
             solved = np.array([[fit.solved(num_rollouts) for num_rollouts in from_n.tolist()]])
         else:
-            mixed, solved = refit_fractions(correct_P, n, weight, from_n)
-        mixed_BJ[:, beyond] = _continued(share_BP @ ((correct_P > 0) & (correct_P < n)), mixed)
+            kept, solved = refit_fractions(correct_P, n, weight, from_n, max_correct)
+        kept_BJ[:, beyond] = _continued(share_BP @ counts.kept_P, kept)
         solved_BJ[:, beyond] = _continued(share_BP @ (correct_P > 0), solved)
     return ExpectedCounts(
-        mixed=mixed_BJ,
+        kept=kept_BJ,
         solved=solved_BJ,
         nodes=share_BP @ counts.nodes_PJ,
         responses=share_BP @ counts.responses_PJ,
         tokens=(share_BP @ counts.length_P)[:, None] * wanted_J,
-        trained=(share_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
+        trained=(share_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(chance_BJ, np.finfo(np.float64).tiny),
     )
 
 
@@ -179,7 +196,7 @@ def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
 def fraction_estimates(
     counts: PilotCounts, point: ExpectedCounts, drawn: ExpectedCounts
 ) -> tuple[list[Estimate], list[Estimate]]:
-    """Return the fractions of mixed groups and of prompts with a success at each N, with intervals.
+    """Return the fractions of groups that are kept and of prompts with a success at each N, with intervals.
 
     Beyond the pilot's n, the intervals cover three readings of the prompts with a single outcome: their outcome is
     certain, so the fractions stay the same as at n; they are the tail of a plain Beta; or they follow the most likely
@@ -187,7 +204,7 @@ def fraction_estimates(
     """
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)
-    free = fractions_of_any_shape(correct_P, n, counts.wanted_J)
+    free = fractions_of_any_shape(correct_P, n, counts.wanted_J, counts.max_correct_J)
 
     def estimates(
         expected: FloatArray, replicates: FloatArray, at_pilot: Any, in_tail: Any, free_J: Any
@@ -200,9 +217,11 @@ def fraction_estimates(
             rows.append(Estimate(row.value, float(low), float(high)))
         return rows
 
-    some_P = correct_P > 0
-    mixed = estimates(point.mixed, drawn.mixed, (some_P & (correct_P < n)).mean(), tail.mixed, free[0])
-    return mixed, estimates(point.solved, drawn.solved, some_P.mean(), tail.solved, free[1])
+    def kept_in_tail(wanted: int) -> float:
+        return tail.kept(wanted, counts.dynamic_sampling.max_correct(wanted))
+
+    kept = estimates(point.kept, drawn.kept, counts.kept_P.mean(), kept_in_tail, free[0])
+    return kept, estimates(point.solved, drawn.solved, (correct_P > 0).mean(), tail.solved, free[1])
 
 
 def _trained_nodes(
@@ -252,8 +271,8 @@ def least_step_seconds(parts: LocalParts, scratch: Path) -> float:
     return sum(seconds[stage] for stage in ("generation", "verification", "training"))
 
 
-class UnmixedPilotError(UserError):
-    """No group of the pilot is mixed, so it gives no pass rates or gradients to plan from."""
+class NoKeptGroupsError(UserError):
+    """No group of the pilot is mixed and kept, so there are no gradients to plan from."""
 
     exit_code = 1
 
@@ -271,7 +290,7 @@ def measure(
     `num_prompts` is at least 2, `num_rollouts` is even and at least 4, and `wanted` is ascending (shape [J]).
 
     Raises:
-        UnmixedPilotError: If no group has both correct and incorrect rollouts.
+        NoKeptGroupsError: If no group has both correct and incorrect rollouts, or `max_pass_rate` excludes them all.
     """
     prompts = parts.stream.take(num_prompts)
     size = ceil(num_prompts / _CALLS)
@@ -285,8 +304,9 @@ def measure(
     groups = [g for call in calls for g in call.groups]
     if incomplete := sum(call.num_incomplete for call in calls):
         announce(f"dropped {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")
-    if not any(g.is_mixed for g in groups):
-        raise UnmixedPilotError(_nothing_mixed(groups))
+    rule = parts.config.dynamic_sampling
+    if not any(group.is_mixed and rule.keeps(group) for group in groups):
+        raise NoKeptGroupsError(_why_none_kept(groups, rule))
     seconds = [call.clock.seconds() for call in calls]
     quick = sum(s["generation"] + s["verification"] for s in seconds) <= _QUICK_SECONDS
 
@@ -305,7 +325,13 @@ def measure(
     )
 
 
-def _nothing_mixed(groups: Sequence[Group]) -> str:
+def _why_none_kept(groups: Sequence[Group], rule: DynamicSamplingSettings) -> str:
+    if mixed := sum(group.is_mixed for group in groups):
+        return (
+            f"the pass rates of all {mixed} prompts with correct and incorrect rollouts are above "
+            f"dynamic_sampling.max_pass_rate = {rule.max_pass_rate:g}, so there are no gradients to plan from; raise "
+            "it, or choose harder prompts"
+        )
     solved = sum(g.num_correct > 0 for g in groups)
     return (
         f"none of the {len(groups)} prompts has both correct and incorrect rollouts among {groups[0].tree.num_rollouts}"

@@ -27,7 +27,7 @@ _REPLICATES = 400
 _MIN_TIME_ERROR = 0.05  # relative error; step times are never known to better than this
 _SIGNIFICANT = 0.025
 NEARLY_BEST = 1.1  # limit on a tied N's noise relative to the least, or an uncertain pilot would pick the largest N
-_MIN_FRACTION = 1e-9  # minimum fraction of mixed groups in a replicate; a step then takes practically forever
+_MIN_FRACTION = 1e-9  # minimum fraction of kept groups in a replicate; a step then takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
 
@@ -38,7 +38,7 @@ class StepSettings:
     num_rollouts: int  # the recipe's N, which is compared with others
     prompts_per_step: int  # the recipe's number of groups
     mini_batches: int  # updates per step, and the minimum number of groups in a step
-    dynamic_sampling: bool  # whether only mixed groups are kept and the batch is refilled
+    dynamic_sampling: bool  # whether the batch is refilled in place of groups that are not kept
     max_prompts: int  # largest number of groups in a step
 
     @classmethod
@@ -59,7 +59,7 @@ class PlanRow:
 
     num_rollouts: int  # N
     extrapolated: bool  # whether N is beyond the pilot's rollouts, so the fractions come from the fit
-    mixed: Estimate  # fraction of mixed groups
+    kept: Estimate  # fraction of groups that are kept: the mixed ones, up to `max_pass_rate`
     solved: Estimate  # fraction of prompts with at least one success
     unique_tokens: Estimate  # tree nodes of a sampled group
     unique_fraction: float  # tree nodes / sampled tokens of a group
@@ -111,12 +111,12 @@ class _Steps:
         """Return the number of engine calls in a step."""
         if not self.settings.dynamic_sampling:
             return 1.0
-        fraction = float(self.point.mixed[0, column])
+        fraction = float(self.point.kept[0, column])
         return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
     def work(self, expected: ExpectedCounts, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
         """Return the work of a step that trains on `num_prompts` groups. A slice of rows gives arrays."""
-        fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
+        fraction = expected.kept[row, column] if self.settings.dynamic_sampling else 1.0
         at = (row, column)
         return Work.of_step(
             num_prompts, np.maximum(fraction, _MIN_FRACTION), nodes=expected.nodes[at], tokens=expected.tokens[at],
@@ -174,7 +174,7 @@ def make_plan(
     # Noise times |G|^2: comparisons do not need |G|^2.
     fits_J = np.array(prompts) > 0
     wanted_J = counts.wanted_J.astype(np.float64)
-    fraction_J, fraction_BJ = (point.mixed[0], drawn.mixed) if settings.dynamic_sampling else (1.0, 1.0)
+    fraction_J, fraction_BJ = (point.kept[0], drawn.kept) if settings.dynamic_sampling else (1.0, 1.0)
     moments, drawn_moments = noise_moments(counts.products), noise_moments(counts.products, weight_BP)
     noise_J = np.where(fits_J, moments.excess(wanted_J, fraction_J) / np.maximum(prompts, 1), np.inf)
     noise_BJ = drawn_moments.excess(wanted_J, fraction_BJ) / redrawn_BJ
@@ -186,12 +186,12 @@ def make_plan(
     relative_J = noise_J / signal if signal > 0 else np.full(noise_J.size, np.inf)
     relative_BJ = np.where(signal_B1 > 0, noise_BJ / np.where(signal_B1 > 0, signal_B1, 1.0), np.inf)
 
-    mixed, solved = fraction_estimates(counts, point, drawn)
+    kept, solved = fraction_estimates(counts, point, drawn)
     rows = [
         PlanRow(
             num_rollouts=int(counts.wanted_J[j]),
             extrapolated=bool(counts.wanted_J[j] > counts.num_rollouts),
-            mixed=mixed[j],
+            kept=kept[j],
             solved=solved[j],
             unique_tokens=with_interval(point.nodes[0, j], drawn.nodes[:, j]),
             unique_fraction=float(point.nodes[0, j] / point.tokens[0, j]),

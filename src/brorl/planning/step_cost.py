@@ -126,17 +126,17 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
         raise ValueError(f"the fraction of kept groups must be in (0, 1], got {kept_fraction}")
     generator = np.random.default_rng(0)
     carried_C = np.zeros(_CHAINS, np.int64)
-    mixed_C, sampled_C = np.zeros(_CHAINS), np.zeros(_CHAINS)
+    seen_C, sampled_C = np.zeros(_CHAINS), np.zeros(_CHAINS)
     rounds = 0
     for step in range(_WARM_UP + _STEPS):
-        kept_C, sampled_C, mixed_C = carried_C, KEPT_DECAY * sampled_C, KEPT_DECAY * mixed_C
+        kept_C, sampled_C, seen_C = carried_C, KEPT_DECAY * sampled_C, KEPT_DECAY * seen_C
         for _ in range(_MAX_ROUNDS):
             missing_C = np.maximum(num_prompts - kept_C, 0)
             if not missing_C.any():
                 break
-            size_C = np.where(missing_C, num_prompts_for_round(num_prompts, missing_C, mixed_C, sampled_C), 0)
+            size_C = np.where(missing_C, num_prompts_for_round(num_prompts, missing_C, seen_C, sampled_C), 0)
             new_C = generator.binomial(size_C, kept_fraction)
-            kept_C, sampled_C, mixed_C = kept_C + new_C, sampled_C + size_C, mixed_C + new_C
+            kept_C, sampled_C, seen_C = kept_C + new_C, sampled_C + size_C, seen_C + new_C
             rounds += int(np.count_nonzero(missing_C)) if step >= _WARM_UP else 0
         carried_C = np.maximum(kept_C - num_prompts, 0)
     return rounds / (_CHAINS * _STEPS)

@@ -39,8 +39,8 @@ class StepForecast:
     truncation_rate: float  # 0 to 1: measured responses truncated before the length limit
     fraction_at_limit: float  # 0 to 1: measured responses truncated at the length limit itself
     groups: Sequence[Group]  # groups of the largest measured step
-    # Expected fraction of mixed groups. None if every group is trained on, if responses were truncated (they count as
-    # incorrect), or if no measured group was mixed; the seconds are then for a step that keeps all groups.
+    # Expected fraction of groups that are kept. None if every group is trained on, if responses were truncated (they
+    # count as incorrect), or if no measured group was kept; the seconds are then for a step that keeps all groups.
     kept_fraction: float | None
     num_rollouts: int  # measured rollouts
     num_prompts: int  # largest number of prompts in a measured step
@@ -144,11 +144,12 @@ def forecast_step(
     longer = limit - parts.config.sampling.max_new_tokens
     truncated = truncation_rate([group.tree for group in groups])
     truncated_early = truncated if longer else 0.0
-    known = parts.config.dynamic_sampling.enabled and not truncated_early
+    rule = parts.config.dynamic_sampling
+    known = rule.enabled and not truncated_early
     fraction = None
-    if known and any(group.is_mixed for group in groups):
-        correct_P = np.array([group.num_correct for group in groups])
-        fraction = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt) or None
+    if known and any(map(rule.keeps, groups)):
+        rates = fit_pass_rates(np.array([group.num_correct for group in groups]), groups[0].tree.num_rollouts)
+        fraction = rates.kept(rollouts_per_prompt, rule.max_correct(rollouts_per_prompt)) or None
     cost = StepCost.fit(timings, timer.per_step)
     limited = parts.config.optimizer.max_responses_per_outcome  # if set, the trained nodes stop growing with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt

@@ -43,8 +43,8 @@ _EVALUATION_FRACTION = 4  # evaluation responses may take a quarter of these byt
 _MAX_STEPS = 40  # show the rollouts of at most this many steps, over all runs
 _SCORES_NOTE = "Intervals (95%) are over prompts. A score rose or fell if the interval of its change excludes 0."
 _COSTS_NOTE = (
-    "Dropped: rollouts of groups that were not mixed, which give no gradient. Verified: distinct responses. Time: step "
-    "time, without evaluations and checkpoints."
+    "Dropped: rollouts of groups that dynamic sampling did not keep. Verified: distinct responses. Time: step time, "
+    "without evaluations and checkpoints."
 )
 _TOOLS_NOTE = (
     "Calls: over all rollouts. Distinct: different calls within a step; equal calls run once. Given: tokens of "

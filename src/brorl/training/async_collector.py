@@ -34,8 +34,8 @@ Sampled = tuple[PromptStart, TaskResult]
 class AsyncCollector(Collector):
     """A collector that samples ahead of the learner. Each training task has one prompt.
 
-    It gives up after `dynamic_sampling.max_tries` times P consecutive prompts without a mixed group. Verifiers are
-    called from a separate thread, so they must be thread-safe.
+    It gives up after `dynamic_sampling.max_tries` times P consecutive prompts without a group to train on. Verifiers
+    are called from a separate thread, so they must be thread-safe.
     """
 
     # samples the tasks; used only by this collector, under its lock; the caller closes it after the collector
@@ -138,7 +138,7 @@ class AsyncCollector(Collector):
         return CollectorState(self.stream.state_dict(), carried, self._attempts, ahead)
 
     def _new_batch(self) -> Batch:
-        return Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
+        return Batch(attempt=self._attempts, dynamic_sampling=self.config.dynamic_sampling)
 
     def _take_batch(self) -> Batch:
         batch, self._batch = self._batch, self._new_batch()

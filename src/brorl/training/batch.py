@@ -11,6 +11,7 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.runs.step_record import SamplingRecord, SourceRecord
+from brorl.training.settings import DynamicSamplingSettings
 from brorl.tree import truncation_rate
 from brorl.verdict import BATCH_TIMEOUT, TRUNCATED, is_failure, is_timeout
 
@@ -25,7 +26,8 @@ class Batch:
     num_carried: int = 0  # groups left for a later step
     rounds: int = 0  # engine calls
     attempt: int = 0  # number of earlier attempts at this step; they found no mixed group
-    keeps_all: bool = False  # True trains on all groups, False only on mixed ones (dynamic sampling)
+    # decides which groups to train on
+    dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
     worker_seconds: float = 0.0  # total sampling time of all asynchronous workers
     ahead: Mapping[str, float] = field(default_factory=dict)  # metrics of asynchronous training; see `Backlog.take`
 
@@ -40,9 +42,9 @@ class Batch:
         return [group for group in self.sampled if not group.num_unverified]
 
     @property
-    def num_mixed(self) -> int:
-        """Number of sampled groups with both correct and incorrect rollouts."""
-        return sum(g.is_mixed for g in self.verified)
+    def num_kept(self) -> int:
+        """Number of sampled groups to train on, in this step or a later one."""
+        return sum(map(self.dynamic_sampling.keeps, self.verified))
 
     @property
     def truncation_rate(self) -> float:
@@ -64,7 +66,7 @@ class Batch:
         return SamplingRecord(
             rounds=self.rounds,
             groups=len(groups),
-            groups_mixed=self.num_mixed,
+            groups_mixed=sum(g.is_mixed for g in groups),
             groups_all_correct=sum(g.num_correct == g.tree.num_rollouts for g in groups),
             samples=rollouts,
             sampled_tokens=sum(t.num_sampled_tokens for t in trees),
@@ -114,7 +116,7 @@ class Batch:
 
     def _dropped(self) -> dict[str, Any]:
         """Count the rollouts and tokens that dynamic sampling dropped. Carried groups are not dropped."""
-        trees = [g.tree for g in self.verified if not (self.keeps_all or g.is_mixed)]
+        trees = [group.tree for group in self.verified if not self.dynamic_sampling.keeps(group)]
         return {
             "samples_dropped": sum(t.num_rollouts for t in trees),
             "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),

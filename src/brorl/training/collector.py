@@ -1,6 +1,6 @@
 """Collectors, which give each step its batch of groups.
 
-`SyncCollector` samples in rounds when called, until enough groups are mixed (dynamic sampling). On a GPU a round takes
+`SyncCollector` samples in rounds when called, until enough groups are kept (dynamic sampling). On a GPU a round takes
 nearly as long for a few prompts as for many. So each round samples enough prompts to fill the step in nine out of ten
 cases, judging by the fraction of groups that this and recent steps kept. Surplus groups carry over to the next step
 with the log-probs of the policy that sampled them. `AsyncCollector` (async_collector.py) samples ahead of the learner.
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 class NoGroupsError(RuntimeError):
-    """A step could not get its groups. Any mixed groups carry over to the next attempt.
+    """A step could not get its groups. Any groups that were kept carry over to the next attempt.
 
     Attributes:
         batch: Everything that the step sampled.
-        unverified: True if infrastructure failures left most rollouts unverified, False if no group was mixed in as
-            many rounds as the config allows.
+        unverified: True if infrastructure failures left most rollouts unverified, False if no group was kept in as many
+            rounds as the config allows.
     """
 
     def __init__(self, message: str, batch: Batch, unverified: bool = False) -> None:
@@ -73,7 +73,7 @@ class Collector(ABC):
         """Return the groups of a step.
 
         Raises:
-            NoGroupsError: If the collector finds no mixed group, or if most rollouts cannot be verified.
+            NoGroupsError: If no group is kept, or if most rollouts cannot be verified.
         """
 
     @abstractmethod
@@ -110,8 +110,7 @@ class RetryPolicy:
     """Ends a step after too many consecutive rounds without a group to train on, or with most verdicts lost."""
 
     def __init__(self, settings: DynamicSamplingSettings) -> None:
-        self._max_tries = settings.max_tries
-        self._mixed_only = settings.enabled
+        self._settings = settings
         self._failed = self._lost = 0  # consecutive rounds without a group, and with most verdicts lost
         self._last: Sequence[Group] = ()  # the last round
 
@@ -122,7 +121,7 @@ class RetryPolicy:
     def trainable(self, groups: Sequence[Group]) -> list[Group]:
         """Choose the groups to train on, each with only its verified rollouts."""
         enough = [group.verified for group in groups if group.verified]
-        return [group for group in enough if group.is_mixed or not self._mixed_only]
+        return [group for group in enough if self._settings.keeps(group)]
 
     def add(self, groups: Sequence[Group]) -> None:
         """Count a round. Infrastructure failures do not count against the prompts."""
@@ -139,7 +138,7 @@ class RetryPolicy:
     @property
     def is_over(self) -> bool:
         """Whether too many consecutive rounds failed in either of the two ways."""
-        return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._max_tries
+        return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._settings.max_tries
 
     def error(self, batch: Batch) -> NoGroupsError:
         """Return the error that ends the run, which explains the last round. Reset the count that led to it."""
@@ -147,7 +146,7 @@ class RetryPolicy:
             self._lost = 0
             return NoGroupsError(_why_unverified(self._last), batch, unverified=True)
         self._failed = 0
-        return NoGroupsError(why_not_mixed(self._last, self._max_tries), batch)
+        return NoGroupsError(why_none_kept(self._last, self._settings), batch)
 
 
 def _num_rollouts(groups: Sequence[Group]) -> int:
@@ -166,15 +165,22 @@ def _why_unverified(groups: Sequence[Group]) -> str:
     )
 
 
-def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
-    """Explain why no group in the last round is mixed, and suggest a fix. Silent failures come before difficulty."""
+def why_none_kept(sampled: Sequence[Group], settings: DynamicSamplingSettings) -> str:
+    """Explain why no group in the last round is kept, and suggest a fix. Silent failures come before difficulty."""
     groups = [group.verified for group in sampled if group.verified]
+    rounds = f"{settings.max_tries} rounds in a row"
+    if easy := sum(group.is_mixed for group in groups):
+        return (
+            f"no group was kept in {rounds}: in the last one, {easy} of {len(groups)} groups were mixed (correct and "
+            f"incorrect rollouts), with pass rates above dynamic_sampling.max_pass_rate = {settings.max_pass_rate:g}; "
+            "raise it, or choose harder prompts"
+        )
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
     if 0 < solved < len(groups):
         state = f"all rollouts were correct in {solved} of the last {len(groups)} groups, and none in the others"
     cause = _silent_cause(sampled, groups, solved) or _difficulty(solved, len(groups))
-    return f"no group was mixed (correct and incorrect rollouts) in {max_tries} rounds in a row ({state}): {cause}"
+    return f"no group was mixed (correct and incorrect rollouts) in {rounds} ({state}): {cause}"
 
 
 def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
@@ -257,7 +263,7 @@ def num_prompts_for_round(
 
 @dataclass(kw_only=True)
 class SyncCollector(Collector):
-    """Samples when called, verifies, and keeps mixed groups."""
+    """Samples when called, verifies, and keeps mixed groups, as `dynamic_sampling` says."""
 
     engine: Engine  # samples trees
     # adds old log-probs to groups that carry over to a later step; see `Learner`
@@ -312,7 +318,7 @@ class SyncCollector(Collector):
         """Sample until the step has its groups, or too many consecutive rounds fail. Carried groups go first."""
         self._state_before_batch = self.state()
         per_step = self.config.prompts_per_step
-        batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
+        batch = Batch(attempt=self._attempts, dynamic_sampling=self.config.dynamic_sampling)
         self._retries.restart()
         groups = list(self._carried)
         round_number = 0
@@ -327,7 +333,7 @@ class SyncCollector(Collector):
                 self._attempts += 1
                 raise self._retries.error(batch)
         kept_before, sampled_before = self._seen
-        self._seen = (KEPT_DECAY * (kept_before + batch.num_mixed), KEPT_DECAY * (sampled_before + len(batch.verified)))
+        self._seen = (KEPT_DECAY * (kept_before + batch.num_kept), KEPT_DECAY * (sampled_before + len(batch.verified)))
         batch.groups, surplus = groups[:per_step], groups[per_step:]
         with self.clock("training"):
             self._carried = tuple(self.with_old_logprobs(surplus))
@@ -340,7 +346,7 @@ class SyncCollector(Collector):
         num_prompts = missing
         if self.config.dynamic_sampling.enabled:
             kept_before, sampled_before = self._seen
-            kept, sampled = kept_before + batch.num_mixed, sampled_before + len(batch.verified)
+            kept, sampled = kept_before + batch.num_kept, sampled_before + len(batch.verified)
             num_prompts = int(num_prompts_for_round(self.config.prompts_per_step, missing, kept, sampled))
         prompts = self.stream.take(num_prompts)
         trees = self._sample(prompts, step, batch)

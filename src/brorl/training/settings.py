@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import cos, pi, sqrt
-from typing import Annotated, Literal, Self, assert_never
+from typing import TYPE_CHECKING, Annotated, Literal, Self, assert_never
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,9 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.cost import Unit, check_within_limit
 from brorl.model.settings import States
 from brorl.section import Section
+
+if TYPE_CHECKING:
+    from brorl.algorithms.groups import Group
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -21,7 +24,21 @@ class DynamicSamplingSettings(Section):
     enabled: bool = Field(
         True, description="train only on groups with 0 < number correct < N, and sample more prompts to replace others"
     )
-    max_tries: int = Field(10, ge=1, description="end the run after this many rounds in a row without a mixed group")
+    max_pass_rate: float = Field(
+        1.0, gt=0, le=1, description="train only on groups with at most this fraction of correct rollouts; 0.5 keeps "
+        "more coverage (docs/how-to/broaden.md)",
+    )  # fmt: skip
+    max_tries: int = Field(
+        10, ge=1, description="end the run after this many rounds in a row without a group to train on"
+    )
+
+    def keeps(self, group: Group) -> bool:
+        """Whether to train on a group."""
+        return not self.enabled or 0 < group.num_correct <= self.max_correct(group.num_verified)
+
+    def max_correct(self, num_rollouts: int) -> int:
+        """Return the largest number of correct rollouts in a group that is kept: at most N - 1."""
+        return min(num_rollouts - 1, int(self.max_pass_rate * num_rollouts + 1e-9))
 
 
 class OptimizerSettings(Section):

@@ -30,7 +30,7 @@ from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval, shell_command
 from brorl.model.device import return_freed_memory
 from brorl.planning.advice import PlanResult
-from brorl.planning.pilot import UnmixedPilotError, least_step_seconds
+from brorl.planning.pilot import NoKeptGroupsError, least_step_seconds
 from brorl.runs.run_directory import SPEC_FILE, RunDirectory
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
@@ -124,10 +124,11 @@ def take_pilot(
         pilot = min(64, parts.stream.num_prompts), 64
         try:
             plan = PlanResult.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
-        except UnmixedPilotError as error:
+        except NoKeptGroupsError as error:
             raise UserError(
                 f"the pilot has {pilot[1]} rollouts for each of {pilot[0]} training prompts, "
-                "but no group is mixed; choose prompts that the model sometimes solves, or look at them: brorl data"
+                "but no group is mixed and within dynamic_sampling.max_pass_rate; choose prompts that the model "
+                "sometimes solves, or look at them: brorl data"
             ) from error
     fitting = {row.num_rollouts: row.budget_prompts for row in plan.rows if row.budget_prompts}
     return TuningPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
