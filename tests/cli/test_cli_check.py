@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from brorl.config.reading import make_config, read_recipe
+from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
 from brorl.planning.step_cost import StepTimer, StepTiming, mean_rounds
@@ -34,8 +35,13 @@ def contents() -> list[Path]:
     return sorted(Path().rglob("*"))
 
 
+def yaml_value(text: str) -> object:
+    return parse_yaml(text, "an option")
+
+
 def test_a_check_from_end_to_end() -> None:
-    outcome = command("check", *SMALL, "--steps=3", "--output_dir=run")
+    options = (*SMALL, "--steps=3", "--output_dir=run")
+    outcome = command("check", *options)
     assert (outcome.code, outcome.err) == (0, ""), outcome
     assert contents() == []
     config = config_of("--steps=3")
@@ -50,9 +56,12 @@ def test_a_check_from_end_to_end() -> None:
         f"<bos>{first.text}",  # what the tokenizer adds is shown
         "memory: about",
         "extrapolated to 16 rollouts x 4 prompts",
-        "nothing was written; train with: brorl train quickstart",
+        "nothing was written; train with: brorl train quickstart --",
     ):
         assert said in outcome.said
+    names_and_values = shlex.split(outcome.out.partition("brorl train quickstart ")[2])
+    given = dict(zip(names_and_values[::2], map(yaml_value, names_and_values[1::2]), strict=True))
+    assert given == {name: yaml_value(value) for name, value in (option.split("=", 1) for option in options)}
     verified = re.findall(r"(reference|different) answer, as the response `([^`]*)`: (correct|incorrect)", outcome.out)
     assert [(which, judged) for which, _, judged in verified] == [("reference", "correct"), ("different", "incorrect")]
     assert eval(verified[0][1]) == int(first.reference.split(" -> ")[1])

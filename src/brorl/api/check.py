@@ -25,7 +25,7 @@ from brorl.api.data_warnings import (
 )
 from brorl.api.first_transcript import transcript_lines
 from brorl.api.in_memory import resolve_in_memory
-from brorl.config.reading import ConfigOrPath
+from brorl.config.reading import ConfigOrPath, flat_settings, options_of
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import truncation_warning
 from brorl.console.screen import in_notebook, text_console
@@ -106,7 +106,9 @@ def check(
         check_cheaply(config)
         report = _Report(progress)
         report.show(*lines)
-        train_command = "brorl.train and the same rows" if lines else shell_command("train", recipe_name(recipe))
+        train_command = "brorl.train and the same arguments"
+        if not lines and reward is None and not isinstance(overrides.get("tools"), list | tuple):
+            train_command = shell_command("train", recipe_name(recipe), *options_of(flat_settings(overrides)))
         return _checked(config, recipe_name(recipe), timing_seconds if timing else None, report, train_command)
 
 

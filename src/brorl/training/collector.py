@@ -168,19 +168,19 @@ def _why_unverified(groups: Sequence[Group]) -> str:
 def why_none_kept(sampled: Sequence[Group], settings: DynamicSamplingSettings) -> str:
     """Explain why no group in the last round is kept, and suggest a fix. Silent failures come before difficulty."""
     groups = [group.verified for group in sampled if group.verified]
-    rounds = f"{settings.max_tries} rounds in a row"
+    tries = settings.max_tries
     if easy := sum(group.is_mixed for group in groups):
         return (
-            f"no group was kept in {rounds}: in the last one, {easy} of {len(groups)} groups were mixed (correct and "
-            f"incorrect rollouts), with pass rates above dynamic_sampling.max_pass_rate = {settings.max_pass_rate:g}; "
-            "raise it, or choose harder prompts"
+            f"no group was kept in {tries} rounds in a row: in the last one, {easy} of {len(groups)} groups were mixed "
+            "(correct and incorrect rollouts), with pass rates above dynamic_sampling.max_pass_rate = "
+            f"{settings.max_pass_rate:g}; raise it, or choose harder prompts"
         )
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
     if 0 < solved < len(groups):
         state = f"all rollouts were correct in {solved} of the last {len(groups)} groups, and none in the others"
     cause = _silent_cause(sampled, groups, solved) or _difficulty(solved, len(groups))
-    return f"no group was mixed (correct and incorrect rollouts) in {rounds} ({state}): {cause}"
+    return f"no group was mixed (correct and incorrect rollouts) in {tries} rounds in a row ({state}): {cause}"
 
 
 def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
