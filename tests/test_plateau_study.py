@@ -198,5 +198,5 @@ def test_a_verdict_states_the_differences_of_its_runs(
             )
             assert ("*" in text) == (low > 0 or high < 0)
 
-    study.main(["figure", str(tmp_path / "figure.png")])
+    study.main(["figure", str(tmp_path / "figure.png"), "verdict"])
     assert (tmp_path / "figure.png").stat().st_size > 20_000

@@ -3,7 +3,7 @@
     python examples/plateau/study.py three tries       # train the arms of a stage of examples/plateau/study.yaml
     python examples/plateau/study.py three verdict     # compare the arms of a stage over seeds
     python examples/plateau/study.py                   # the tables of all results
-    python examples/plateau/study.py figure FILE.png   # the figure of all verdicts
+    python examples/plateau/study.py figure FILE.png STAGE   # the figure of a stage's verdicts, one row per task
 
 `python scripts/print_tables.py study` also prints the tables whose runs were not kept.
 
@@ -373,7 +373,8 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
             curves = [
                 np.stack([scores_at(verdict, arm, at, i).mean(1) for at in points]) for i in (1, k)
             ]  # [T, S] each
-            look = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
+            dashed = "paper" in arm.name or "gate" in arm.name
+            look = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if dashed else "-"}
             for axis, curve_TS in zip((of_1, of_k), curves, strict=True):
                 draw_curve(axis, np.array(points), curve_TS.mean(1), band=(curve_TS.min(1), curve_TS.max(1)),
                            label=name, small=True, **look)  # fmt: skip
@@ -414,9 +415,8 @@ def tables() -> Iterator[str]:
 def main(arguments: list[str]) -> None:
     """Train the stages of a task, draw the figure, or print the tables of all results."""
     if arguments[:1] == ["figure"]:
-        draw(
-            {f"{task} numbers": verdict for task, stage, verdict in all_verdicts() if stage == "verdict"}, arguments[1]
-        )
+        _, path, wanted = arguments
+        draw({f"{task} numbers": verdict for task, stage, verdict in all_verdicts() if stage == wanted}, path)
         return
     if arguments:
         task, *stages = arguments
