@@ -159,8 +159,10 @@ def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Setting
             if evaluation
         }
         counts = record.evaluation.prompts.num_correct
-        sampled = {"mixed": mixed, "groups": groups, "correct": round(correct)}
-        evaluations.append({**spent, **scores, **sampled, "num_correct": counts})
+        sampled = {"mixed": mixed, "groups": groups, "correct": round(correct), "num_correct": counts}
+        if record.ema_evaluation is not None:
+            sampled["ema_num_correct"] = record.ema_evaluation.prompts.num_correct
+        evaluations.append({**spent, **scores, **sampled})
     return {"arm": name, "seed": seed, "settings": settings, "evaluations": evaluations}
 
 
