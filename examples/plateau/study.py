@@ -229,7 +229,7 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
         Arm(
             name=name, title="", num_rollouts=of_arm[seeds[0]]["settings"]["rollouts_per_prompt"],
             prompts_per_step=of_arm[seeds[0]]["settings"]["prompts_per_step"], differs={},
-            runs=tuple(_scores_of(of_arm[seed]) for seed in seeds),
+            runs=tuple(_scores_of(of_arm[seed], spec.get("averaged", False)) for seed in seeds),
         )
         for name, of_arm in by_arm.items()
     )  # fmt: skip
@@ -244,12 +244,13 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
     )  # fmt: skip
 
 
-def _scores_of(run: Settings) -> FinishedRun:
-    """Return the evaluations of a run. Their tokens are not recorded, because no table here needs them."""
+def _scores_of(run: Settings, averaged: bool) -> FinishedRun:
+    """Return the evaluations of a run, or of its averaged weights. No table here needs their tokens."""
     scores = [
         RunEvaluation(
             Cost(e["steps"], e["seconds"], e["samples"], unique_tokens=e["tokens"]),
-            np.array(e["num_correct"]), np.zeros(len(e["num_correct"]), np.int64), truncation_rate=0.0,
+            np.array(e["ema_num_correct"] if averaged and e["steps"] else e["num_correct"]),
+            np.zeros(len(e["num_correct"]), np.int64), truncation_rate=0.0,
         )
         for e in run["evaluations"]
     ]  # fmt: skip
