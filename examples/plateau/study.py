@@ -159,10 +159,8 @@ def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Setting
             if evaluation
         }
         counts = record.evaluation.prompts.num_correct
-        sampled = {"mixed": mixed, "groups": groups, "correct": round(correct), "num_correct": counts}
-        if record.ema_evaluation is not None:
-            sampled["ema_num_correct"] = record.ema_evaluation.prompts.num_correct
-        evaluations.append({**spent, **scores, **sampled})
+        sampled = {"mixed": mixed, "groups": groups, "correct": round(correct)}
+        evaluations.append({**spent, **scores, **sampled, "num_correct": counts})
     return {"arm": name, "seed": seed, "settings": settings, "evaluations": evaluations}
 
 
@@ -229,7 +227,7 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
         Arm(
             name=name, title="", num_rollouts=of_arm[seeds[0]]["settings"]["rollouts_per_prompt"],
             prompts_per_step=of_arm[seeds[0]]["settings"]["prompts_per_step"], differs={},
-            runs=tuple(_scores_of(of_arm[seed], spec.get("averaged", False)) for seed in seeds),
+            runs=tuple(_scores_of(of_arm[seed]) for seed in seeds),
         )
         for name, of_arm in by_arm.items()
     )  # fmt: skip
@@ -244,13 +242,12 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
     )  # fmt: skip
 
 
-def _scores_of(run: Settings, averaged: bool) -> FinishedRun:
-    """Return the evaluations of a run, or of its averaged weights. No table here needs their tokens."""
+def _scores_of(run: Settings) -> FinishedRun:
+    """Return the evaluations of a run. Their tokens are not recorded, because no table here needs them."""
     scores = [
         RunEvaluation(
             Cost(e["steps"], e["seconds"], e["samples"], unique_tokens=e["tokens"]),
-            np.array(e["ema_num_correct"] if averaged and e["steps"] else e["num_correct"]),
-            np.zeros(len(e["num_correct"]), np.int64), truncation_rate=0.0,
+            np.array(e["num_correct"]), np.zeros(len(e["num_correct"]), np.int64), truncation_rate=0.0,
         )
         for e in run["evaluations"]
     ]  # fmt: skip
