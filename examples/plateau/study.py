@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -367,9 +368,11 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
     )
     for (title, verdict), (of_1, of_k, plane) in zip(verdicts.items(), axes, strict=True):
         points, k = (0.0, *verdict.eval_points), verdict.ks[-1]
-        numbers = [arm.num_rollouts for arm in verdict.arms]
-        for arm in verdict.arms:
-            name = f"N = {arm.num_rollouts}" if numbers.count(arm.num_rollouts) == 1 else arm.name
+        short_names = [
+            ", ".join((f"N = {arm.num_rollouts}", *re.findall(r"gate \S+", arm.name))) for arm in verdict.arms
+        ]
+        for arm, short_name in zip(verdict.arms, short_names, strict=True):
+            name = short_name if short_names.count(short_name) == 1 else arm.name
             curves = [
                 np.stack([scores_at(verdict, arm, at, i).mean(1) for at in points]) for i in (1, k)
             ]  # [T, S] each
