@@ -40,6 +40,8 @@ from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
+from brorl.training.collector import SyncCollector
+from brorl.training.learner import TreeLearner
 from brorl.tree import RolloutTree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -90,7 +92,7 @@ def durations(args: argparse.Namespace, seed: int, prefix: int) -> Callable[[Sam
     def seconds(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
         key = np.frombuffer(np.array(task.prompts[0][:prefix], np.int64).tobytes(), np.uint32)
         own = np.random.default_rng([seed, *key.tolist()]).normal()
-        chance = np.random.default_rng([seed, task.seed, task.first]).normal()
+        chance = np.random.default_rng([seed, *task.seed_P]).normal()
         factor = float(np.exp(args.tail * (own + chance / 3)))
         return args.task_s + args.token_s * factor * max(int(tree.length.max()) for tree in trees)
 
@@ -110,6 +112,9 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         config = make_config(read_recipe("quickstart"), overrides, "quickstart")
         run, _ = build_run(config, RunDirectory(Path(folder)), lambda _: None)
     base, learner = run.collector, run.learner
+    assert isinstance(base, SyncCollector)
+    assert isinstance(base.engine, NativeEngine)
+    assert isinstance(learner, TreeLearner)
     engine = NativeEngine(copy.deepcopy(learner.model), base.engine.stop_token_ids)
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))

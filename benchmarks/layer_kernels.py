@@ -127,10 +127,10 @@ def simulate() -> None:
         ctypes.memset(memory.untyped_storage().data_ptr(), 0, memory.untyped_storage().nbytes())
         return memory
 
-    torch.cuda._get_device_properties = lambda _: SimpleNamespace(**properties)
+    torch.cuda._get_device_properties = lambda _: SimpleNamespace(**properties)  # type: ignore[attr-defined]
     torch.cuda._exchange_device = lambda _: 0
     torch.cuda._maybe_exchange_device = lambda _: 0  # a second function: dynamo registers both
-    torch._C._dynamo.guards._empty_strided_cuda = zeros
+    torch._C._dynamo.guards._empty_strided_cuda = zeros  # type: ignore[attr-defined]
     async_compile.AsyncCompile.triton = Kernel
     config.force_disable_caches = True  # nothing else may find these kernels
 

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from brorl.rollout.engine import SampleTask
 
@@ -26,7 +27,7 @@ MODELS = {
     "60M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 32768},
     "long": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 150_000},
 }
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "checkpointing": {"gradient_checkpointing": True},
     "lora": {"lora": True},

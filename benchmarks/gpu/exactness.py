@@ -316,7 +316,7 @@ def computed_by(
     """Compute log-probs and gradient with a variant of the learner, in chunks of nodes."""
     weight_M = torch.cat(list(weights))
     logprob_M = torch.full_like(weight_M, float("nan"))
-    with variant.applied(model, max_nodes) as forward:
+    with variant.applied(model) as forward:
         for _ in range(variant.num_passes):
             model.zero_grad()
             for chunk in forward.chunk_logprobs(model, trees, next_token=PLAIN, max_nodes=max_nodes, entropy=False):
@@ -334,7 +334,7 @@ def _update(
     config = TrainConfig(
         dtype=precision, optimizer=optimizer, engine=EngineSettings(nodes_per_pass=_NODES, attention="tiled")
     )
-    with variant.applied(model, _NODES) as forward:
+    with variant.applied(model) as forward:
         update = TreeLearner(model, config, forward=forward).learn(
             groups, advantage_estimator(AdvantageSettings()), seed=0
         )

@@ -90,7 +90,7 @@ class Learning:
         self._device.reset_peak()
         with ExitStack() as stack:
             with torch.autocast(self._device.torch.type, torch.bfloat16):  # as the learner's passes
-                forward = stack.enter_context(variant.applied(model, variant.nodes_per_pass))
+                forward = stack.enter_context(variant.applied(model))
             learner = TreeLearner(model, config, said.append, forward=forward)
 
             def step() -> None:

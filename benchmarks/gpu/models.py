@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -79,14 +79,14 @@ def small_model(kind: str, seed: int) -> PreTrainedModel:
 
 def copy_of(model: PreTrainedModel, device: Device, dtype: torch.dtype, *, exact_norms: bool = True) -> PreTrainedModel:
     """Return a copy of a small model."""
-    copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    copy: Any = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
     copy.load_state_dict(model.state_dict())
     copy = copy.to(device=device.name, dtype=dtype).eval()
     if exact_norms:
         for module in copy.modules():
             if type(module).__name__.endswith("RMSNorm"):
                 module.forward = MethodType(_exact_rms_norm, module)
-    return copy
+    return cast(PreTrainedModel, copy)
 
 
 def _exact_rms_norm(self: Any, x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class LearnerVariant:
         return 2 if self.records else 1
 
     @contextmanager
-    def applied(self, model: PreTrainedModel, max_nodes: int | None = None) -> Iterator[Forward]:
+    def applied(self, model: PreTrainedModel) -> Iterator[Forward]:
         """Compute with small tiles and blocks inside, if the variant has them; checkpointing stays switched on.
 
         Yield the path. Passes that should be recorded and cannot be are an error.
@@ -192,7 +192,7 @@ class LearnerVariant:
                 stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", block))
             if self.records:
                 autocast = torch.is_autocast_enabled(model.device.type)
-                yield with_recorded_passes(model, self.forward, print, "on", max_nodes=max_nodes, autocast=autocast)
+                yield with_recorded_passes(model, self.forward, print, "on", autocast=autocast)
             else:
                 yield self.forward
 

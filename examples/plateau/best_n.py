@@ -80,7 +80,7 @@ def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
     recipe = read_recipe(str(run / "config.yaml"))
     with TemporaryDirectory() as folder:
         plan = brorl.plan(checkpoint, recipe=recipe, rollouts=NUMBERS, output_dir=folder, progress=False)
-    seconds_N = np.array([row.seconds["total"] for row in plan.rows if row.num_rollouts in NUMBERS])
+    seconds_N = np.array([row.seconds["total"] for row in plan.plan.rows if row.num_rollouts in NUMBERS])
     growth = float(np.polyfit(np.log(NUMBERS), np.log(seconds_N), 1)[0])
     config = make_config(recipe, {"model": str(checkpoint)}, str(run))
     parts = LocalParts.load(config, prepare_run(config, config.model))

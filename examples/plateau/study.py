@@ -284,7 +284,9 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
     title = f"{what}: in training, since the evaluation before: correct rollouts / mixed groups"
     yield Table(title, columns, tuple(rows))
 
-    pairs = [(arms[b], arms[a]) for b, a in study()[task]["stages"][stage]["differences"]]
+    pairs = [(arms[b], arms[a]) for b, a in study()[task]["stages"][stage].get("differences", ())]
+    if not pairs:
+        return
     units: list[Unit] = ["seconds", "samples", "unique_tokens"]
     rows = [
         (f"{b.name} minus {a.name}", label, *_stars(differences, len(pairs) * len(ks) * (1 + len(units))))
