@@ -200,3 +200,10 @@ def test_a_verdict_states_the_differences_of_its_runs(
 
     study.main(["figure", str(tmp_path / "figure.png"), "verdict"])
     assert (tmp_path / "figure.png").stat().st_size > 20_000
+    with pytest.raises(SystemExit, match="no stage verdict-b has finished runs of all arms"):
+        study.main(["figure", str(tmp_path / "figure.png"), "verdict-b"])
+
+    del stage["differences"]
+    table.write_text(json.dumps({"three": {"model": "quickstart", "stages": {"verdict": stage}}}))
+    study.main([])
+    assert capsys.readouterr().out.split("## ")[1:] == [arms, course, training]

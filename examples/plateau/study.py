@@ -421,7 +421,10 @@ def main(arguments: list[str]) -> None:
     """Train the stages of a task, draw the figure, or print the tables of all results."""
     if arguments[:1] == ["figure"]:
         _, path, wanted = arguments
-        draw({f"{task} numbers": verdict for task, stage, verdict in all_verdicts() if stage == wanted}, path)
+        verdicts = {f"{task} numbers": verdict for task, stage, verdict in all_verdicts() if stage == wanted}
+        if not verdicts:
+            sys.exit(f"no stage {wanted} has finished runs of all arms; run it with: study.py TASK {wanted}")
+        draw(verdicts, path)
         return
     if arguments:
         task, *stages = arguments
