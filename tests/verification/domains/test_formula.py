@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -20,7 +21,8 @@ from each_row import each_row
 
 
 def agrees(reference: str, answer: str) -> bool:
-    return agree(reference, answer) == "correct"
+    """Whether the values agree, even if the answer's is not evaluated."""
+    return agree(reference, answer) in ("correct", "not evaluated")
 
 
 def random_value(rng: np.random.Generator, depth: int) -> tuple[str, Fraction]:
@@ -53,6 +55,25 @@ def test_numbers_are_equal_if_their_fractions_are(rng: np.random.Generator) -> N
         assert agrees(text, written) == (value == other), (text, written)
         equal += value == other
     assert 100 < equal < 220
+
+
+def test_a_number_with_an_operation_left_is_not_evaluated(rng: np.random.Generator) -> None:
+    """A fraction of whole numbers and a power of ten are evaluated. So is a chain that ends in the number."""
+    reasons = set()
+    for _ in range(100):
+        text, value = random_value(rng, int(rng.integers(0, 3)))
+        is_fraction = re.fullmatch(r"\\frac\{\d+\}\{\d+\}", text) and value.denominator > 1
+        is_evaluated = is_fraction or text.isdigit() or text == "(10)^{2}"
+        reasons.add(agree(str(value), text))
+        assert agree(str(value), text) == ("correct" if is_evaluated else "not evaluated"), text
+        assert agree(str(value), f"{text} = {value}") == "correct"
+        assert agree(str(value + 1), text) == "wrong answer"
+    assert reasons == {"correct", "not evaluated"}
+
+
+@each_row(*table(__file__, "numbers_are_evaluated"))
+def test_numbers_are_evaluated(reference: str, answer: str, reason: str) -> None:
+    assert agree(reference, answer) == reason
 
 
 @pytest.mark.parametrize(

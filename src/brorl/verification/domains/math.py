@@ -40,7 +40,7 @@ _SECOND_CHOICE = re.compile(r"[).:\s]*(?:and\b|or\b|[,/;&])[\s(]*[A-Ja-j](?![A-Z
 
 
 class MathVerifier:
-    """Accepts answers that are mathematically equal to the reference.
+    """Accepts answers that are mathematically equal to the reference: for a number, an evaluated number.
 
     Args:
         pool: Workers for the comparisons, with a wall-time limit for calls that never return.
@@ -60,8 +60,8 @@ class MathVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses. Workers' verdicts are cached, including CPU timeouts.
 
-        The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `no single answer`, `not parsed`,
-        `timeout`, `out of memory`, `verifier crashed` and `unverified: ...`.
+        The reasons are `correct`, `wrong answer`, `not evaluated`, `no answer`, `answer too long`, `no single answer`,
+        `not parsed`, `timeout`, `out of memory`, `verifier crashed` and `unverified: ...`.
         """
 
         def find(prompt: Prompt, response: str) -> Verdict | str:

@@ -21,6 +21,7 @@ from brorl.verification.domains.formula.normal import have_other_units
 from brorl.verification.domains.formula.values import IMAGINARY
 
 CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "different unit"
+NOT_EVALUATED = "not evaluated"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
 _SPACE = re.compile(r"\\[,;! ]|[\s$]")
 _CHOICE = re.compile(  # `\\textbf{(B)}\\ 12`
@@ -97,9 +98,10 @@ def _agree(reference: str, answer: str, tolerance: float | None) -> str:
     names = variables(reference_form)
     is_complex = IMAGINARY in names and "j" not in names
     is_complex = is_complex or (not names and variables(answer_form) == {IMAGINARY})
-    comparison = FormComparison(is_complex, None if tolerance is None else Fraction(tolerance))
-    if comparison.agrees(reference_form, answer_form):
-        return CORRECT
+    compared = partial(FormComparison, is_complex, None if tolerance is None else Fraction(tolerance))
+    if compared().agrees(reference_form, answer_form):
+        is_evaluated = compared(evaluated=True).agrees(reference_form, answer_form)
+        return CORRECT if is_evaluated else NOT_EVALUATED
     if isinstance(answer_form, Text) and not isinstance(reference_form, Text):
         return UNREAD
     if tolerance is not None and have_other_units(reference_form, answer_form):

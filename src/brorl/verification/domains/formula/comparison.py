@@ -27,6 +27,7 @@ from brorl.verification.domains.formula.expressions import (
     as_quantity,
     exact_value,
     is_decimal,
+    is_numeral,
     product_of,
     to_expression,
     variables,
@@ -57,6 +58,7 @@ from brorl.verification.domains.formula.normal import (
 )
 from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.values import (
+    is_evaluated,
     is_multiple,
     is_rounded,
     place_of,
@@ -72,11 +74,16 @@ _ROUNDING = Fraction(1, 1_000_000)  # the minimum tolerance, unless both numbers
 
 
 class FormComparison:
-    """Compares forms with the tolerance of `agree`. With `is_complex`, the letter i is the imaginary unit."""
+    """Compares forms with the tolerance of `agree`.
 
-    def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
+    With `is_complex`, the letter i is the imaginary unit. With `evaluated`, a number with an operation to carry out
+    does not agree with a numeral: `40 + 2` differs from `42`.
+    """
+
+    def __init__(self, is_complex: bool, tolerance: Fraction | None, evaluated: bool = False) -> None:
         self._is_complex = is_complex
         self._tolerance = tolerance
+        self._evaluated = evaluated
 
     def agrees(self, reference: Form, answer: Form) -> bool:
         """Return whether an answer agrees with the reference; False if a value cannot be computed."""
@@ -150,10 +157,16 @@ class FormComparison:
                 return are_alike and self._same_in_order(items, other_items)
             case _:
                 pass
+        first, second = as_quantity(reference), as_quantity(answer)
+        if first is None or second is None:
+            return reference == answer
+        has_unit_as_variable = first.unit and variables(second.value)  # `12V` for `12 V`
+        is_due = self._evaluated and is_numeral(first.value) and not has_unit_as_variable
+        if is_due and not is_evaluated(first.value, second.value):
+            return False
         if isinstance(reference, Expression) and isinstance(answer, Expression):
             return self._same_value(reference, answer)
-        first, second = as_quantity(reference), as_quantity(answer)
-        return reference == answer if first is None or second is None else self._same_quantity(first, second)
+        return self._same_quantity(first, second)
 
     def _same_residue(self, reference: Form, answer: Form) -> bool:
         """Compare numbers up to multiples of a modulus. A plain number must equal the number as written."""
@@ -293,6 +306,7 @@ class FormComparison:
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
         r"""Return whether all sides of a chain are equal, up to rounding after `\approx`."""
+        values = FormComparison(self._is_complex, self._tolerance)  # `40 + 2 = 42` is a chain
         for side, following, sign in zip(sides, sides[1:], signs, strict=False):
             if sign == "\\approx":
                 exact, rounded = (form.value if isinstance(form, Quantity) else form for form in (side, following))
@@ -300,7 +314,7 @@ class FormComparison:
                     isinstance(exact, Expression) and isinstance(rounded, Expression) and is_rounded(exact, rounded)
                 ):
                     return False
-            elif not self.same(side, following):
+            elif not values.same(side, following):
                 return False
         return True
 

@@ -21,6 +21,7 @@ from brorl.verification.domains.formula.expressions import (
     Matrix,
     Number,
     Symbol,
+    exact_value,
     to_expression,
 )
 from brorl.verification.domains.formula.numerals import MAGNITUDES, based_of, number_of, ordinal_of, repeating_of
@@ -104,9 +105,9 @@ class ExpressionReader(TokenReader):
                     factors.append(other)
                 else:
                     factors = [Apply("/" if token.text == "/" else "mod", (multiplied(factors), to_expression(other)))]
-            elif token.text in MAGNITUDES and token.kind == "name" and isinstance(factors[-1], Number):
+            elif token.text in MAGNITUDES and token.kind == "name" and isinstance(number := factors[-1], Number):
                 self.take()
-                factors.append(Number(Fraction(MAGNITUDES[token.text])))
+                factors[-1] = number._replace(value=number.value * MAGNITUDES[token.text])
             elif self._starts_factor() and not self.starts_unit():
                 head = factors[0]
                 factor = self._power()
@@ -245,7 +246,7 @@ class ExpressionReader(TokenReader):
         if following.text in ORDINAL_ENDINGS and (following.is_upright or not following.is_spaced):
             return ordinal_of(number, self.take().text)
         if token.text.isdigit() and self._starts_fraction():
-            return Apply("+", (number, self._whole_fraction()))
+            return number._replace(value=number.value + self._whole_fraction())
         return number
 
     def _starts_fraction(self) -> bool:
@@ -255,11 +256,17 @@ class ExpressionReader(TokenReader):
             return _WHOLE_FRACTION.match(written(self.tokens[self.at : self.at + 7])) is not None
         return first.is_spaced and first.text.isdigit() and slash.text == "/" and under.text.isdigit()
 
-    def _whole_fraction(self) -> Expression:
+    def _whole_fraction(self) -> Fraction:
+        r"""Whole fraction: `\frac` argument argument | digits `/` digits."""
         if self.accept("\\frac"):
-            return Apply("/", (self.argument(), self.argument()))
-        top, _, under = (self.take() for _ in range(3))
-        return Apply("/", (number_of(top.text), number_of(under.text)))
+            parts = (self.argument(), self.argument())
+        else:
+            top, _, under = (self.take() for _ in range(3))
+            parts = (number_of(top.text), number_of(under.text))
+        value = exact_value(Apply("/", parts))
+        if value is None:
+            raise UnreadableError("a fraction without a value")
+        return value
 
     def _name(self) -> Form:
         """Name: function | constant | symbol."""

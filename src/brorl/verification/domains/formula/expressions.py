@@ -121,6 +121,26 @@ def is_decimal(expression: Expression) -> bool:
     return has_digits_alone and any(isinstance(part, Number) and part.is_decimal for part in parts)
 
 
+def is_numeral(expression: Expression) -> bool:
+    r"""Return whether a number has no operation to carry out: `-1.5`, `5\%`, `\frac{3}{4}`, `2 \times 10^3`.
+
+    `\frac{84}{2}` has one, because its value is a whole number.
+    """
+    match expression:
+        case Number():
+            return True
+        case Apply("-" | "%" | "degree", (number,)):
+            return is_numeral(number)
+        case Apply("/", (Number(top, False), Number(under, False))):
+            return under != 0 and (top / under).denominator > 1
+        case Apply("*", (Number(), Apply("^", (Number(), Number())) as power)):
+            return is_numeral(power)
+        case Apply("^", (Number(base), Number(exponent))):
+            return base == 10 and exponent.denominator == 1
+        case _:
+            return False
+
+
 def exact_value(expression: Expression, point: Point | None = None) -> Fraction | None:
     """Return the value of a rational expression at a point; None for other expressions or values that are too large."""
     try:
@@ -128,6 +148,12 @@ def exact_value(expression: Expression, point: Point | None = None) -> Fraction 
     except UndefinedError:
         return None
     return value if isinstance(value, Fraction) else None
+
+
+def evaluated(expression: Expression) -> Expression:
+    """Return the value of a rational expression as a number; other expressions unchanged."""
+    value = exact_value(expression)
+    return expression if value is None else Number(value)
 
 
 def value_at(expression: Expression, point: Point) -> Any:

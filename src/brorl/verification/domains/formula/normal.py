@@ -31,6 +31,7 @@ from brorl.verification.domains.formula.expressions import (
     Symbol,
     Text,
     as_quantity,
+    evaluated,
     has_two_signs,
     is_decimal,
     to_expression,
@@ -370,7 +371,7 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     if parts is None or not isinstance(form, Expression) or not variables(form) <= {*"ijk"[: len(parts)]}:
         return None
     axes = "ijk"[: len(parts)]
-    along = [at_point(form, {other: Fraction(other == axis) for other in axes}) for axis in axes]
+    along = [evaluated(at_point(form, {other: Fraction(other == axis) for other in axes})) for axis in axes]
     total = Apply("+", tuple(Apply("*", (Symbol(axis), part)) for axis, part in zip(axes, along, strict=True)))
     return along if len(axes) == len(parts) and same_value(total, form) else None
 

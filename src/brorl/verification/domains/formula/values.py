@@ -19,6 +19,7 @@ from brorl.verification.domains.formula.expressions import (
     UndefinedError,
     exact_value,
     is_decimal,
+    is_numeral,
     value_at,
     variables,
     walk,
@@ -46,6 +47,18 @@ def same_value(reference: Expression, answer: Expression, is_complex: bool = Fal
         except UndefinedError:
             pass
     return False
+
+
+def is_evaluated(reference: Expression, answer: Expression) -> bool:
+    r"""Return whether an answer equal to a numeral is a numeral itself.
+
+    A multiple of pi may equal degrees, and `2\sqrt{3}` may be the exact value of `3.46`.
+    """
+    if is_numeral(answer) or (is_decimal(reference) and exact_value(answer) is None):
+        return True
+    return Symbol("\\pi") in (parts := [*walk(answer)]) and all(
+        isinstance(part, Number | Symbol) or part.operation in ("*", "/", "-") for part in parts
+    )
 
 
 def _same_number(reference: Expression, answer: Expression, fixed: Mapping[str, Any]) -> bool:
