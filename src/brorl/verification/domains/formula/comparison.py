@@ -177,7 +177,7 @@ class FormComparison:
             same_modulus = self._same_value(reference.modulus, answer.modulus)
             return same_modulus and self._same_value(reference.value, answer.value)
         plain, other = (form.value if isinstance(form, Residue) else form for form in (reference, answer))
-        return isinstance(plain, Expression) and isinstance(other, Expression) and self._same_value(plain, other)
+        return isinstance(plain, Expression) and isinstance(other, Expression) and self._same_kind(plain, other)
 
     def _same_quantity(self, reference: Quantity, answer: Quantity) -> bool:
         """Compare values with units. If only one side has a unit, the unit is dropped."""
@@ -275,7 +275,7 @@ class FormComparison:
             return None
         if region.variable and answer_region.variable and region.variable != answer_region.variable:
             return False
-        return region.holds == answer_region.holds and all(map(self._same_value, region.ends, answer_region.ends))
+        return region.holds == answer_region.holds and all(map(self._same_kind, region.ends, answer_region.ends))
 
     def _gives(self, reference: Form, answer: Relation) -> bool:
         """Return whether a chain such as `x = 6 * 7 = 42` gives a value: its other sides are names or equal it."""
