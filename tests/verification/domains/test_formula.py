@@ -21,7 +21,7 @@ from each_row import each_row
 
 
 def agrees(reference: str, answer: str) -> bool:
-    """Whether the values agree, even if the answer's is not evaluated."""
+    """Whether the values agree, even if the answer isn't evaluated."""
     return agree(reference, answer) in ("correct", "not evaluated")
 
 

@@ -107,7 +107,7 @@ class TestForm:
         assert verdict.correct is correct
 
 
-def test_workers_say_what_math_verify_says_here(pool: CountingPool, rng: np.random.Generator) -> None:
+def test_workers_find_the_values_that_math_verify_finds(pool: CountingPool, rng: np.random.Generator) -> None:
     """Random fractions, roots and products in several spellings, half of them equal to their reference.
 
     Roots and products equal to a fraction are the exception: math-verify accepts them.

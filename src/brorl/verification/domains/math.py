@@ -40,7 +40,7 @@ _SECOND_CHOICE = re.compile(r"[).:\s]*(?:and\b|or\b|[,/;&])[\s(]*[A-Ja-j](?![A-Z
 
 
 class MathVerifier:
-    """Accepts answers that are mathematically equal to the reference: for a number, an evaluated number.
+    """Accepts answers that are mathematically equal to the reference. Numbers must be evaluated.
 
     Args:
         pool: Workers for the comparisons, with a wall-time limit for calls that never return.

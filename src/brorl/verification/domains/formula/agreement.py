@@ -98,10 +98,11 @@ def _agree(reference: str, answer: str, tolerance: float | None) -> str:
     names = variables(reference_form)
     is_complex = IMAGINARY in names and "j" not in names
     is_complex = is_complex or (not names and variables(answer_form) == {IMAGINARY})
-    compared = partial(FormComparison, is_complex, None if tolerance is None else Fraction(tolerance))
-    if compared().agrees(reference_form, answer_form):
-        is_evaluated = compared(evaluated=True).agrees(reference_form, answer_form)
-        return CORRECT if is_evaluated else NOT_EVALUATED
+    exact_tolerance = None if tolerance is None else Fraction(tolerance)
+    if FormComparison(is_complex, exact_tolerance, must_evaluate=True).agrees(reference_form, answer_form):
+        return CORRECT
+    if FormComparison(is_complex, exact_tolerance).agrees(reference_form, answer_form):
+        return NOT_EVALUATED
     if isinstance(answer_form, Text) and not isinstance(reference_form, Text):
         return UNREAD
     if tolerance is not None and have_other_units(reference_form, answer_form):

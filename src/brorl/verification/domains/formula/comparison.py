@@ -76,14 +76,14 @@ _ROUNDING = Fraction(1, 1_000_000)  # the minimum tolerance, unless both numbers
 class FormComparison:
     """Compares forms with the tolerance of `agree`.
 
-    With `is_complex`, the letter i is the imaginary unit. With `evaluated`, a number with an operation to carry out
-    does not agree with a numeral: `40 + 2` differs from `42`.
+    With `is_complex`, the letter i is the imaginary unit. With `must_evaluate`, an answer with an operation to carry
+    out does not agree with a number: `40 + 2` differs from `42`.
     """
 
-    def __init__(self, is_complex: bool, tolerance: Fraction | None, evaluated: bool = False) -> None:
+    def __init__(self, is_complex: bool, tolerance: Fraction | None, must_evaluate: bool = False) -> None:
         self._is_complex = is_complex
         self._tolerance = tolerance
-        self._evaluated = evaluated
+        self._must_evaluate = must_evaluate
 
     def agrees(self, reference: Form, answer: Form) -> bool:
         """Return whether an answer agrees with the reference; False if a value cannot be computed."""
@@ -160,17 +160,24 @@ class FormComparison:
         first, second = as_quantity(reference), as_quantity(answer)
         if first is None or second is None:
             return reference == answer
-        has_unit_as_variable = first.unit and variables(second.value)  # `12V` for `12 V`
-        is_due = self._evaluated and is_numeral(first.value) and not has_unit_as_variable
-        if is_due and not is_evaluated(first.value, second.value):
+        if self._must_evaluate and is_numeral(first.value) and not self._is_evaluated(first, second):
             return False
         if isinstance(reference, Expression) and isinstance(answer, Expression):
             return self._same_value(reference, answer)
         return self._same_quantity(first, second)
 
+    def _is_evaluated(self, reference: Quantity, answer: Quantity) -> bool:
+        value = answer.value
+        if reference.unit and isinstance(value, Apply) and value.operation == "*":  # `12V` for `12 V`
+            numbers = tuple(part for part in value.arguments if not variables(part))
+            value = numbers[0] if len(numbers) == 1 else Apply("*", numbers or value.arguments)
+        return is_evaluated(reference.value, value, self._is_complex)
+
     def _same_residue(self, reference: Form, answer: Form) -> bool:
         """Compare numbers up to multiples of a modulus. A plain number must equal the number as written."""
         if isinstance(reference, Residue) and isinstance(answer, Residue):
+            if self._must_evaluate and is_numeral(reference.value) and not is_numeral(answer.value):
+                return False
             first, second, modulus = map(exact_value, (reference.value, answer.value, reference.modulus))
             if first is not None and second is not None and modulus:
                 return (first - second) % modulus == 0 and self._same_value(reference.modulus, answer.modulus)

@@ -257,15 +257,15 @@ class ExpressionReader(TokenReader):
         return first.is_spaced and first.text.isdigit() and slash.text == "/" and under.text.isdigit()
 
     def _whole_fraction(self) -> Fraction:
-        r"""Whole fraction: `\frac` argument argument | digits `/` digits."""
+        r"""Whole fraction: `\frac` argument argument | digits `/` digits. It must be below 1."""
         if self.accept("\\frac"):
             parts = (self.argument(), self.argument())
         else:
             top, _, under = (self.take() for _ in range(3))
             parts = (number_of(top.text), number_of(under.text))
         value = exact_value(Apply("/", parts))
-        if value is None:
-            raise UnreadableError("a fraction without a value")
+        if value is None or value >= 1:
+            raise UnreadableError("not a proper fraction")
         return value
 
     def _name(self) -> Form:

@@ -122,9 +122,9 @@ def is_decimal(expression: Expression) -> bool:
 
 
 def is_numeral(expression: Expression) -> bool:
-    r"""Return whether a number has no operation to carry out: `-1.5`, `5\%`, `\frac{3}{4}`, `2 \times 10^3`.
+    r"""Return whether a number has no operation to carry out: `5\%`, `90^\circ`, `\frac{3}{4}`, `2 \times 10^3`.
 
-    `\frac{84}{2}` has one, because its value is a whole number.
+    `\frac{84}{2}` has one: the division leaves no remainder.
     """
     match expression:
         case Number():
@@ -132,8 +132,9 @@ def is_numeral(expression: Expression) -> bool:
         case Apply("-" | "%" | "degree", (number,)):
             return is_numeral(number)
         case Apply("/", (Number(top, False), Number(under, False))):
-            return under != 0 and (top / under).denominator > 1
-        case Apply("*", (Number(), Apply("^", (Number(), Number())) as power)):
+            are_whole = top.denominator == under.denominator == 1
+            return are_whole and under != 0 and (top / under).denominator > 1
+        case Apply("*", (Number(), Apply("^") as power)) | Apply("/", (Number(_, False), Apply("^") as power)):
             return is_numeral(power)
         case Apply("^", (Number(base), Number(exponent))):
             return base == 10 and exponent.denominator == 1
@@ -150,10 +151,11 @@ def exact_value(expression: Expression, point: Point | None = None) -> Fraction 
     return value if isinstance(value, Fraction) else None
 
 
-def evaluated(expression: Expression) -> Expression:
-    """Return the value of a rational expression as a number; other expressions unchanged."""
-    value = exact_value(expression)
-    return expression if value is None else Number(value)
+def computed(operation: str, arguments: tuple[Expression, ...]) -> Expression:
+    """Return an operation that is part of the notation, as in `2 h 30 min` or `3:4`: a number, if all arguments are."""
+    form = Apply(operation, arguments)
+    value = exact_value(form) if all(map(is_numeral, arguments)) else None
+    return form if value is None else Number(value, is_decimal(form))
 
 
 def value_at(expression: Expression, point: Point) -> Any:

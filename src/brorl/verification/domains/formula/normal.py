@@ -31,7 +31,8 @@ from brorl.verification.domains.formula.expressions import (
     Symbol,
     Text,
     as_quantity,
-    evaluated,
+    computed,
+    exact_value,
     has_two_signs,
     is_decimal,
     to_expression,
@@ -274,7 +275,7 @@ def _normal_ratio(form: Ratio) -> Form:
     if form.is_time:
         return Bracketed(":", form.items, "time")
     first, *others = form.items
-    quotients = tuple(Apply("/", (first, other)) for other in others)
+    quotients = tuple(computed("/", (first, other)) for other in others)
     return quotients[0] if len(quotients) == 1 else Bracketed(":", quotients, ":")
 
 
@@ -343,10 +344,10 @@ def total_of(items: Sequence[Form]) -> Quantity | None:
     if any(larger.factor <= smaller.factor for larger, smaller in pairwise(units)):
         return None
     terms = [
-        Apply("*", (Number(unit.factor / units[0].factor), quantity.value))
+        computed("*", (Number(unit.factor / units[0].factor), quantity.value))
         for quantity, unit in zip(quantities, units, strict=True)
     ]
-    return Quantity(Apply("+", tuple(terms)), quantities[0].unit, None)
+    return Quantity(computed("+", tuple(terms)), quantities[0].unit, None)
 
 
 def members_of(form: Form) -> Sequence[Form] | None:
@@ -371,9 +372,11 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     if parts is None or not isinstance(form, Expression) or not variables(form) <= {*"ijk"[: len(parts)]}:
         return None
     axes = "ijk"[: len(parts)]
-    along = [evaluated(at_point(form, {other: Fraction(other == axis) for other in axes})) for axis in axes]
+    along = [at_point(form, {other: Fraction(other == axis) for other in axes}) for axis in axes]
     total = Apply("+", tuple(Apply("*", (Symbol(axis), part)) for axis, part in zip(axes, along, strict=True)))
-    return along if len(axes) == len(parts) and same_value(total, form) else None
+    if len(axes) != len(parts) or not same_value(total, form):
+        return None
+    return [part if (value := exact_value(part)) is None else Number(value) for part in along]
 
 
 def have_other_units(reference: Form, answer: Form) -> bool:

@@ -14,7 +14,7 @@ from brorl.verification.domains.formula.expressions import (
     Number,
     Quantity,
     Text,
-    evaluated,
+    computed,
     to_expression,
 )
 from brorl.verification.domains.formula.tokens import UnreadableError
@@ -54,9 +54,9 @@ def scaled(factors: Sequence[Form]) -> Form:
         return multiplied(factors)
     scalar, (form, *more) = multiplied(scalars or [Number(Fraction(1))]), others
     if isinstance(form, Matrix) and form.is_array and not more:
-        rows = (tuple(evaluated(Apply("*", (scalar, to_expression(cell)))) for cell in row) for row in form.rows)
+        rows = (tuple(computed("*", (scalar, to_expression(cell))) for cell in row) for row in form.rows)
         return Matrix(tuple(rows), True)
     is_vector = isinstance(form, Bracketed) and form.closing in (")", "\\rangle") and form.opening != "["
     if isinstance(form, Bracketed) and is_vector and factors[-1] is form and not more:
-        return form._replace(items=tuple(evaluated(Apply("*", (scalar, to_expression(item)))) for item in form.items))
+        return form._replace(items=tuple(computed("*", (scalar, to_expression(item))) for item in form.items))
     raise UnreadableError("a product with a form that is not an expression")

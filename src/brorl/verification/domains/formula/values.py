@@ -49,16 +49,13 @@ def same_value(reference: Expression, answer: Expression, is_complex: bool = Fal
     return False
 
 
-def is_evaluated(reference: Expression, answer: Expression) -> bool:
-    r"""Return whether an answer equal to a numeral is a numeral itself.
+def is_evaluated(numeral: Expression, answer: Expression, is_complex: bool) -> bool:
+    r"""Return whether an answer that agrees with a numeral has no operation to carry out.
 
-    A multiple of pi may equal degrees, and `2\sqrt{3}` may be the exact value of `3.46`.
+    An exact value such as `2\sqrt{3}`, of which the numeral `3.464102` is a rounding, has none either.
     """
-    if is_numeral(answer) or (is_decimal(reference) and exact_value(answer) is None):
-        return True
-    return Symbol("\\pi") in (parts := [*walk(answer)]) and all(
-        isinstance(part, Number | Symbol) or part.operation in ("*", "/", "-") for part in parts
-    )
+    value = exact_value(numeral)
+    return is_numeral(answer) or not same_value(numeral if value is None else Number(value), answer, is_complex)
 
 
 def _same_number(reference: Expression, answer: Expression, fixed: Mapping[str, Any]) -> bool:
