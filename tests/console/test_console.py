@@ -221,6 +221,17 @@ def test_cut_rollouts_are_named_at_most_once_in_ten_steps(tmp_path: Path, capsys
     assert counts == [0, 0, 1, 0, 0, 1]  # 6 of 16 is the first above a third
 
 
+def test_a_reward_of_nearly_all_rollouts_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = progress_into(tmp_path / "run.log")
+    counts = []
+    for number, accuracy in enumerate((0.5, 0.9, 0.95, 0.99, 1.0), 1):
+        record = step(number, samples=16, sampled=90, unique=80, distinct=30, groups=2)
+        record["sampling"]["accuracy"] = accuracy
+        progress.show(from_json(record))
+        counts.append(" ".join(capsys.readouterr().out.split()).count(f"{accuracy:.0%} of the rollouts are correct"))
+    assert counts == [0, 0, 1, 0, 0]
+
+
 def test_limits_of_turns_are_named_where_there_are_tools() -> None:
     record = step(8, samples=16, sampled=90, unique=80, distinct=30, groups=2)
     assert "tools.max_turns" not in str(warnings(from_json(record))["cut"])

@@ -21,6 +21,7 @@ _LINES_PER_HEADER = 25
 _UNVERIFIED_FRACTION = 0.01  # warn if more of a step's rollouts are unverified
 _STEPS_PER_WARNING = 10
 _TRUNCATED_FRACTION = 1 / 3  # warn if more of the rollouts are truncated at the length limit
+_CORRECT_FRACTION = 0.9  # warn if more of the rollouts are correct
 _GAP = "  "
 _INDENT = " " * 7  # for notes on a step
 
@@ -139,7 +140,7 @@ def step_notes(record: StepRecord) -> list[str]:
 
 
 def warnings(record: StepRecord) -> dict[str, str | None]:
-    """Return warnings about truncated rollouts, unverified rollouts (more than 1%), and stopped programs."""
+    """Return warnings about truncated, unverified (more than 1%), or correct rollouts (90%), and stopped programs."""
     sampling = record.sampling
     if sampling is None:
         return {}
@@ -150,6 +151,11 @@ def warnings(record: StepRecord) -> dict[str, str | None]:
             f"warning: {lost:,} of {sampling.samples:,} rollouts could not be verified because of infrastructure "
             f"failures (most often: {next(iter(sampling.unverified_reasons or {}), 'unknown')}); they were removed "
             "from their groups"
+        )
+    if sampling.accuracy > _CORRECT_FRACTION:
+        lines["correct"] = (
+            f"warning: {sampling.accuracy:.0%} of the rollouts are correct; read some (brorl samples RUN --kind "
+            "right), because a model can also learn responses that the verifier accepts by mistake"
         )
     if timed_out := sampling.verifier_batch_timeouts:
         lines["programs"] = (
