@@ -167,8 +167,9 @@ class FormComparison:
         return self._same_quantity(first, second)
 
     def _is_evaluated(self, reference: Quantity, answer: Quantity) -> bool:
+        """Return whether an answer's number is evaluated. In `12V` for `12 V`, V is a unit read as a variable."""
         value = answer.value
-        if reference.unit and isinstance(value, Apply) and value.operation == "*":  # `12V` for `12 V`
+        if reference.unit and isinstance(value, Apply) and value.operation == "*":
             numbers = tuple(part for part in value.arguments if not variables(part))
             value = numbers[0] if len(numbers) == 1 else Apply("*", numbers or value.arguments)
         return is_evaluated(reference.value, value, self._is_complex)
